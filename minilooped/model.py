@@ -1,0 +1,840 @@
+"""A looped (weight-tied) GPT in one file.
+
+A looped transformer applies the same stack of L blocks N times: depth without parameters. This file holds the whole
+model, dense or mixture of experts, with every residual-scaling rule as one row of a table. It imports torch and the
+standard library only, so it can be copied out and read alone. From top to bottom:
+
+    LoopedConfig    every choice, with its unit and its default
+    RULES           one row per scaling rule; adding a rule is adding a row
+    Attention, MLP, Router, Experts, MoE
+    Block           two sublayer visits, each the same line:
+                    h <- post_norm(skip * h + carry(branch * out_norm(f(in_gain * pre_norm(h)))))
+    LoopedGPT       the loop, segmented backprop, generation, the optimizer groups
+
+    from minilooped import LoopedConfig, LoopedGPT
+    model = LoopedGPT(LoopedConfig(vocab_size=65, block_size=64, n_layer=2, n_loop=4, n_head=4, n_embd=128))
+    logits, loss = model(idx, targets)              # idx, targets: (B, T) int64
+    for loss in model.segment_losses(idx, targets):  # the same, one loss per segment of loops
+        loss.backward()
+
+Shapes use B batch, T positions, C = n_embd, H heads, D = C / H, V vocabulary, E experts, k = top_k, S = B * T tokens.
+Papers, cited by number: [1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524. [2] DeepLoop,
+arXiv 2607.13491. [3] LOOM, Looping Beyond Twice, arXiv 2610.01153. In [2] the letter N means L * N.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple, get_args, get_origin
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configuration
+
+
+@dataclass(frozen=True)
+class LoopedConfig:
+    """Every choice of the model. A combination that cannot work raises a ValueError that names the fields."""
+
+    vocab_size: int = 50257  # tokens V
+    block_size: int = 1024  # longest window, in tokens
+    n_layer: int = 12  # unique blocks L
+    n_loop: int = 1  # passes N through the whole stack; the unrolled depth is L * N
+    n_head: int = 12  # attention heads H
+    n_embd: int = 768  # width C
+    n_inner: int | None = None  # MLP width (per expert); None: 4C, for swiglu 8C/3, shared out over the active experts
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # gelu is GPT-2's tanh form
+    qk_norm: bool = False  # parameter-free RMSNorm on queries and keys
+    norm: Literal["rms", "layer"] = "rms"
+    pos: Literal["rope", "learned"] = "rope"
+    bias: bool = False  # biases in attention, dense MLP and LayerNorm; experts never have any
+    tie_embeddings: bool = True  # one matrix for the embedding and the head
+    init_std: float = 0.02  # base std of every matrix; suits width 768. n_embd ** -0.5 makes growth visible when narrow
+
+    rule: str = "factored"  # residual scaling: a row of RULES
+    lam: float | None = None  # branch constant lambda; None: the row's own (0.5 for loom, else 1)
+    l_ref: float = 1  # reference depth: L/l_ref takes the place of L. 1 is the literal 1/(N sqrt L); [1] used 12
+    embed_norm: bool | None = None  # parameter-free RMSNorm of the embedding, so that R_0 = 1; None: the row's own
+
+    reinject: bool = False  # LOOM: mix the embedding back in at the start of loops t = 2..N
+    reinject_lam: float = 0.5  # its constant: g_t = reinject_lam / (t sqrt L)
+    loop_residual: float | None = None  # LOOM: EMA decay beta of the looping residual, in [0, 1); None: none
+    loop_end_norm: bool = False  # LOOM: parameter-free RMSNorm closing every loop
+
+    n_expert: int = 0  # routed experts E; 0 is a dense MLP
+    n_expert_shared: int = 0  # experts that every token visits, with weight 1
+    top_k: int = 2  # routed experts per token
+    router: Literal["shared", "per_loop"] = "shared"  # one router for all loops, or one per loop
+    router_init: Literal["copy", "independent"] = "copy"  # per-loop routers start equal, or not
+    gate: Literal["softmax", "sigmoid"] = "softmax"  # logits to scores
+    balance: Literal["bias", "switch", "none"] = "bias"  # selection bias, or Switch loss
+    balance_coef: float = 2e-3  # step of the bias, or weight of the Switch loss
+    z_coef: float = 1e-3  # weight of the router z-loss
+    moe_out_norm: bool = False  # LOOM: learned RMSNorm on the MoE output
+
+    segment: int | None = None  # loops per segment of segmented backprop; None: ordinary backprop
+
+    def __post_init__(self):
+        def need(ok: bool, message: str):
+            if not ok:
+                raise ValueError(message)
+
+        for field in fields(self):
+            value, choices = getattr(self, field.name), get_args(field.type)
+            if get_origin(field.type) is Literal:
+                need(value in choices, f"{field.name}={value!r} is not one of {', '.join(choices)}")
+            elif field.type is bool:
+                need(isinstance(value, bool), f"{field.name}={value!r} must be True or False")
+            elif field.type is int or (int in choices and value is not None):
+                least = 0 if field.name in ("n_expert", "n_expert_shared") else 1
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                need(whole and value >= least, f"{field.name}={value!r} must be a whole number >= {least}")
+            elif field.type is float or (float in choices and value is not None):
+                number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+                need(number and value >= 0, f"{field.name}={value!r} must be a finite number >= 0")
+        need(self.rule in RULES, f"rule={self.rule!r} is not one of {', '.join(RULES)}")
+        for name in ("init_std", "lam", "l_ref"):
+            need(getattr(self, name) != 0, f"{name}=0 would switch the model off: give a number > 0")
+        beta = self.loop_residual
+        need(beta is None or beta < 1, f"loop_residual={beta} must lie in [0, 1); None switches it off")
+        need(
+            self.n_embd % self.n_head == 0,
+            f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}: change one of them",
+        )
+        need(
+            self.pos != "rope" or (self.n_embd // self.n_head) % 2 == 0,
+            f"pos='rope' turns pairs, so the head width n_embd/n_head={self.n_embd // self.n_head} must be even: "
+            "change n_embd or n_head, or use pos='learned'",
+        )
+        if self.n_expert:
+            need(
+                self.top_k <= self.n_expert,
+                f"top_k={self.top_k} is more than the n_expert={self.n_expert} experts there are: lower top_k",
+            )
+        else:
+            for name, off in (("n_expert_shared", 0), ("router", "shared"), ("moe_out_norm", False)):
+                value = getattr(self, name)
+                need(value == off, f"{name}={value!r} needs experts: set n_expert > 0, or leave {name} at {off!r}")
+
+    @property
+    def n_unroll(self) -> int:
+        """Unrolled depth in blocks, L * N."""
+        return self.n_layer * self.n_loop
+
+    @property
+    def inner(self) -> int:
+        """Resolved MLP width: of the dense MLP, or of one expert."""
+        if self.n_inner is not None:
+            return self.n_inner
+        width = (8 * self.n_embd / 3) if self.mlp == "swiglu" else 4 * self.n_embd
+        if self.n_expert:
+            width /= self.top_k + self.n_expert_shared  # so that the active width is the dense one
+        elif self.mlp != "swiglu":
+            return 4 * self.n_embd
+        return max(8, 8 * round(width / 8))
+
+    @property
+    def row(self) -> "Row":
+        """The resolved row of the scaling rule."""
+        return RULES[self.rule](self)
+
+    @property
+    def normalizes_embedding(self) -> bool:
+        return self.row.embed_norm if self.embed_norm is None else self.embed_norm
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Residual scaling: every rule is one row
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a scaling rule fills in. `in_gain` may be a function of the 1-based block visit, 1..L*N."""
+
+    skip: float = 1.0  # multiplies the stream
+    branch: float = 1.0  # multiplies the sublayer's output; with `learn_branch` only its start
+    learn_branch: bool = False  # one learned scalar per unique block takes the place of `branch`
+    init_gain: float = 1.0  # multiplies the init of value, output and MLP matrices; never q, k, embeddings, biases
+    in_gain: float | Callable[[int], float] = 1.0  # multiplies the normalised input of a sublayer
+    norm: Literal["pre", "post", "both", "none"] = "pre"  # where the learned norms of a sublayer sit
+    lr_factor: float = 1.0  # multiplies the learning rate of everything inside the blocks
+    eps_factor: float = 1.0  # the same for Adam's epsilon
+    embed_norm: bool = False  # default of LoopedConfig.embed_norm
+
+
+def _lam(c: LoopedConfig, default: float = 1.0) -> float:
+    return default if c.lam is None else c.lam
+
+
+# N = n_loop loops, L = n_layer unique blocks, D = N * L unrolled blocks. No rule adds GPT-2's 1/sqrt(2L) to the init of
+# the output projections: a second depth scaling on top of the row's own.
+RULES: dict[str, Callable[[LoopedConfig], Row]] = {
+    # No scaling: tied updates add up like N.
+    "none": lambda c: Row(),
+    # 1/sqrt(N), right for untied layers, and 1/N, right for tied ones. [1] section 1.
+    "sqrt": lambda c: Row(branch=c.n_loop**-0.5),
+    "inverse": lambda c: Row(branch=1 / c.n_loop),
+    # 1/sqrt(D): the untied rule given the unrolled depth.
+    "sqrt_depth": lambda c: Row(branch=c.n_unroll**-0.5),
+    # lambda/(N sqrt(L/l_ref)), learning rate and Adam's epsilon with sqrt(L/l_ref) only. [1] theorem 3 and its table.
+    "factored": lambda c: Row(
+        branch=_lam(c) / (c.n_loop * math.sqrt(c.n_layer / c.l_ref)),
+        lr_factor=(c.n_layer / c.l_ref) ** -0.5,
+        eps_factor=(c.n_layer / c.l_ref) ** -0.5,
+    ),
+    # gamma = lambda/(N sqrt L), lambda = 0.5. [3], "residual scaling"; LOOM's other parts are switches of their own.
+    "loom": lambda c: Row(branch=_lam(c, 0.5) / (c.n_loop * math.sqrt(c.n_layer)), embed_norm=True),
+    # Depth-muP, arXiv 2310.02244: branch, learning rate and epsilon with 1/sqrt(depth).
+    "depth_mup": lambda c: Row(
+        branch=(c.n_unroll / c.l_ref) ** -0.5,
+        lr_factor=(c.n_unroll / c.l_ref) ** -0.5,
+        eps_factor=(c.n_unroll / c.l_ref) ** -0.5,
+    ),
+    # CompleteP, arXiv 2505.01618, alpha = 1: branch and epsilon with 1/depth, learning rate unchanged.
+    "completep": lambda c: Row(branch=c.l_ref / c.n_unroll, eps_factor=c.l_ref / c.n_unroll),
+    # LayerNorm Scaling, arXiv 2502.05795: the norm's output times 1/sqrt(visit).
+    "layernorm_scaling": lambda c: Row(in_gain=lambda visit: visit**-0.5),
+    # ReZero, arXiv 2003.04887: a learned scalar per block, 0 at init, and no norm.
+    "rezero": lambda c: Row(branch=0.0, learn_branch=True, norm="none"),
+    # DeepNorm, arXiv 2203.00555: post-norm, exponent 1/4. DeepLoop [2]: norms on both sides, exponent 1/2.
+    # alpha = (2D)^p on the skip at run time, beta = (8D)^-p on the init.
+    "deepnorm": lambda c: Row(skip=(2 * c.n_unroll) ** 0.25, init_gain=(8 * c.n_unroll) ** -0.25, norm="post"),
+    "deeploop": lambda c: Row(
+        skip=(2 * c.n_unroll) ** 0.5, init_gain=(8 * c.n_unroll) ** -0.5, norm="both", embed_norm=True
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Small pieces
+
+
+def scale(x: Tensor, factor: float | Tensor) -> Tensor:
+    """factor * x; a plain 1 costs nothing and changes no bit."""
+    return x if isinstance(factor, float) and factor == 1.0 else factor * x
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Parameter-free RMSNorm over the last dimension."""
+    return F.rms_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def make_norm(config: LoopedConfig) -> nn.Module:
+    """A learned norm of the configured kind."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.n_embd, eps=1e-6)
+    return nn.LayerNorm(config.n_embd, eps=1e-5, bias=config.bias)  # GPT-2's epsilon
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rotary_table(block_size: int, head_size: int, base: float = 10000.0) -> Tensor:
+    """cos and sin of the rotary angles, (2, block_size, 1, 1, D), laid out for `rotate`."""
+    frequency = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)  # (D/2,)
+    angle = torch.outer(torch.arange(block_size, dtype=torch.float64), frequency)  # (block_size, D/2)
+    cos = torch.cat((angle.cos(), angle.cos()), dim=-1)
+    sin = torch.cat((-angle.sin(), angle.sin()), dim=-1)
+    return torch.stack((cos, sin))[:, :, None, None, :]
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Turn each pair (i, i + D/2) of x (B, T, *, H, D) by its position's angle, in float32 or better."""
+    cos, sin = rope  # each (T, 1, 1, D)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention: q (B, H, T, D) are the last T of the S positions of k and v (B, H, S, D)."""
+    T, S = q.shape[-2], k.shape[-2]
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and S <= 512:
+        # The CPU's fused kernel has a slow bfloat16 backward; up to here plain products are three to six times faster.
+        with torch.autocast("cpu", enabled=False):
+            mask = torch.full((T, S), -torch.inf, dtype=q.dtype).triu(S - T + 1)
+            score = torch.baddbmm(mask, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.shape[-1] ** -0.5)  # (B*H, T, S)
+            return (score.softmax(dim=-1) @ v.flatten(0, 1)).view_as(q)
+    if T == S:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class KVCache:
+    """Preallocated keys and values for generation: one slot per (loop, layer), since every visit has its own."""
+
+    def __init__(self, config: LoopedConfig, n_loop: int, batch: int, like: Tensor, length: int | None = None):
+        self.capacity = config.block_size if length is None else min(length, config.block_size)
+        self.length = 0  # positions filled so far
+        head_size = config.n_embd // config.n_head
+        shape = (n_loop, config.n_layer, 2, batch, config.n_head, self.capacity, head_size)
+        self.store = torch.empty(shape, dtype=like.dtype, device=like.device)
+
+    def slot(self, loop: int, layer: int) -> tuple[Tensor, int]:
+        """The store (2, B, H, capacity, D) of one visit, and the position at which the new tokens start."""
+        return self.store[loop, layer], self.length
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sublayers
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention. (B, T, C) -> (B, T, C)"""
+
+    def __init__(self, config: LoopedConfig):
+        super().__init__()
+        self.n_head, self.qk_norm = config.n_head, config.qk_norm
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # rows: queries, keys, values
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor, rope: Tensor | None = None, slot: tuple[Tensor, int] | None = None) -> Tensor:
+        B, T, C = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
+        qk, v = qkv[:, :, :2], qkv[:, :, 2]
+        if self.qk_norm:
+            qk = rms_norm(qk)
+        if rope is not None:
+            qk = rotate(qk, rope)
+        q, k = qk.transpose(1, 3).unbind(2)  # each (B, H, T, D)
+        v = v.transpose(1, 2)  # (B, H, T, D)
+        if slot is not None:  # append the new keys and values, then attend to all that are stored
+            store, start = slot
+            store[0, :, :, start : start + T], store[1, :, :, start : start + T] = k, v
+            k, v = store[:, :, :, : start + T].to(q.dtype)
+        return self.proj(attend(q, k, v).transpose(1, 2).reshape(B, T, C))
+
+
+def activate(kind: str, x: Tensor) -> Tensor:
+    """The MLP's nonlinearity; swiglu halves the last dimension."""
+    if kind == "swiglu":
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+    return F.gelu(x, approximate="tanh") if kind == "gelu" else F.relu(x).square()
+
+
+class MLP(nn.Module):
+    """Dense feed-forward layer. (..., C) -> (..., C)"""
+
+    def __init__(self, config: LoopedConfig, inner: int):
+        super().__init__()
+        self.kind = config.mlp
+        self.w_in = nn.Linear(config.n_embd, inner * (2 if self.kind == "swiglu" else 1), bias=config.bias)
+        self.w_out = nn.Linear(inner, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w_out(activate(self.kind, self.w_in(x)))
+
+
+class Routing(NamedTuple):
+    """What a router decided for the S tokens of one visit."""
+
+    choice: Tensor  # (S, k) int64, experts of each token
+    weight: Tensor  # (S, k), their weights; each row sums to 1 unless k = 1
+    load: Tensor  # (E,) int64, tokens per expert
+    aux_loss: Tensor  # (), balance and z-loss, already weighted
+
+
+class Router(nn.Module):
+    """Scores the experts for every token and picks the top k. One set of weights for all loops, or one per loop."""
+
+    def __init__(self, config: LoopedConfig):
+        super().__init__()
+        self.config = config
+        n_router = config.n_loop if config.router == "per_loop" else 1
+        self.weight = nn.Parameter(torch.empty(n_router, config.n_expert, config.n_embd))
+        # Added to the scores for selection only, and moved by hand: a buffer, outside autograd.
+        self.register_buffer("bias", torch.zeros(config.n_expert))
+
+    def forward(self, x: Tensor, loop: int) -> Routing:
+        """x: (S, C); loop: 0-based. Loops beyond the trained ones use the last router."""
+        config, n_expert = self.config, self.config.n_expert
+        x = at_least_float32(x)  # routing is decided in float32 whatever the rest computes in
+        weight = self.weight[min(loop, len(self.weight) - 1)]
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x, weight.to(x.dtype))  # (S, E)
+        score = logits.softmax(dim=-1) if config.gate == "softmax" else logits.sigmoid()
+        choice = (score.detach() + self.bias).topk(config.top_k, dim=-1).indices  # (S, k)
+        weight = score.gather(1, choice)  # (S, k)
+        if config.top_k > 1:  # at k = 1 the only weight would be 1 and the router would learn nothing
+            weight = weight / weight.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+        flat = choice.flatten()
+        load = flat.new_zeros(n_expert).scatter_add_(0, flat, torch.ones_like(flat))
+        aux_loss = config.z_coef * logits.logsumexp(dim=-1).square().mean()
+        if config.balance == "switch":  # E * sum of (share of tokens) * (mean probability); 1 when balanced
+            probability = score / score.sum(dim=-1, keepdim=True)
+            aux_loss = aux_loss + config.balance_coef * n_expert * (load / load.sum()) @ probability.mean(dim=0)
+        return Routing(choice, weight, load, aux_loss)
+
+    @torch.no_grad()
+    def move_bias(self, load: Tensor):
+        """Push tokens from overloaded experts to idle ones: one fixed step up or down. [3]; load: (E,)"""
+        load = load.to(self.bias.dtype)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(load)  # every process moves by the whole batch's loads
+        self.bias += self.config.balance_coef * torch.sign(load.mean() - load)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, load: Tensor) -> Tensor:
+    """x (S*k, I), sorted by expert, through weight (E, I, O); `load` (E,) counts each expert's rows. -> (S*k, O)"""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
+    if hasattr(F, "grouped_mm") and x.dtype in (torch.float32, torch.bfloat16) and aligned:
+        return F.grouped_mm(x, weight, offs=load.cumsum(0).to(torch.int32))
+    groups = x.split(load.tolist())
+    return torch.cat([group @ w for group, w in zip(groups, weight.unbind(0), strict=True)])
+
+
+class Experts(nn.Module):
+    """E feed-forward layers with their weights stacked. Rows sorted by expert in, rows sorted by expert out."""
+
+    def __init__(self, config: LoopedConfig):
+        super().__init__()
+        self.kind, inner = config.mlp, config.inner
+        self.w_in = nn.Parameter(
+            torch.empty(config.n_expert, config.n_embd, inner * (2 if self.kind == "swiglu" else 1))
+        )
+        self.w_out = nn.Parameter(torch.empty(config.n_expert, inner, config.n_embd))
+
+    def forward(self, x: Tensor, load: Tensor) -> Tensor:
+        return grouped_linear(activate(self.kind, grouped_linear(x, self.w_in, load)), self.w_out, load)
+
+
+class MoE(nn.Module):
+    """Mixture of experts: each token visits its top k routed experts and all shared ones. No token is dropped."""
+
+    def __init__(self, config: LoopedConfig):
+        super().__init__()
+        self.top_k = config.top_k
+        self.router = Router(config)
+        self.experts = Experts(config)
+        # Shared experts all have weight 1, so together they are one wider MLP.
+        self.shared = MLP(config, config.n_expert_shared * config.inner) if config.n_expert_shared else None
+
+    def forward(self, x: Tensor, loop: int = 0) -> tuple[Tensor, Routing]:
+        B, T, C = x.shape
+        tokens = x.reshape(B * T, C)  # (S, C)
+        routing = self.router(tokens, loop)
+        order = routing.choice.flatten().argsort(stable=True)  # the S*k (token, choice) pairs, grouped by expert
+        out = self.experts(tokens[order // self.top_k], routing.load)  # (S*k, C)
+        out = out[order.argsort()].view(B * T, self.top_k, C)  # back in the tokens' order: (S, k, C)
+        y = torch.einsum("skc,sk->sc", out, routing.weight.to(out.dtype)).view(B, T, C)
+        if self.shared is not None:
+            y = y + self.shared(x)
+        return y, routing
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The block and what it carries from visit to visit
+
+
+class EMA(NamedTuple):
+    """Normalised exponential moving average: after m writes, weights beta^(m-j)(1-beta)/(1-beta^m), which sum to 1."""
+
+    total: Tensor  # (B, T, C), float32 or better
+    weight: Tensor  # ()
+
+    @classmethod
+    def empty(cls, like: Tensor) -> "EMA":
+        total = torch.zeros_like(at_least_float32(like.detach()))
+        return cls(total, total.new_zeros(()))
+
+    def write(self, x: Tensor, beta: float) -> "EMA":
+        return EMA(beta * self.total + x, beta * self.weight + 1)
+
+    def read(self) -> Tensor:
+        return self.total / self.weight
+
+
+class Memory(NamedTuple):
+    """LOOM's looping residual [3]: a local memory, new in every loop, and a global one that reads from the local."""
+
+    local: EMA
+    glob: EMA
+
+    def carry(self, update: Tensor, beta: float) -> tuple[Tensor, "Memory"]:
+        """Write `update`, and return what takes its place on the stream: both memories' means."""
+        local = self.local.write(update, beta)
+        recent = local.read()
+        glob = self.glob.write(recent, beta)
+        return recent + glob.read(), Memory(local, glob)
+
+
+class Block(nn.Module):
+    """Attention, then MLP or experts. The same object is visited once per loop."""
+
+    def __init__(self, config: LoopedConfig):
+        super().__init__()
+        row = config.row
+        before, after = row.norm in ("pre", "both"), row.norm in ("post", "both")
+        self.skip, self.beta = row.skip, config.loop_residual
+        self.branch = nn.Parameter(torch.tensor(row.branch)) if row.learn_branch else row.branch
+        self.attn = Attention(config)
+        self.attn_pre_norm = make_norm(config) if before else nn.Identity()
+        self.attn_post_norm = make_norm(config) if after else nn.Identity()
+        self.mlp = MoE(config) if config.n_expert else MLP(config, config.inner)
+        self.mlp_pre_norm = make_norm(config) if before else nn.Identity()
+        self.mlp_out_norm = nn.RMSNorm(config.n_embd, eps=1e-6) if config.moe_out_norm else nn.Identity()
+        self.mlp_post_norm = make_norm(config) if after else nn.Identity()
+
+    def forward(
+        self,
+        h: Tensor,
+        loop: int = 0,
+        in_gain: float = 1.0,
+        rope: Tensor | None = None,
+        memory: Memory | None = None,
+        slot: tuple[Tensor, int] | None = None,
+    ) -> tuple[Tensor, Memory | None, Routing | None]:
+        """One visit. h: (B, T, C), the residual stream; loop: 0-based; rope: (2, T, 1, 1, D); slot: see KVCache."""
+        update = self.attn(scale(self.attn_pre_norm(h), in_gain), rope, slot)
+        update = scale(update, self.branch)
+        if memory is not None:
+            update, memory = memory.carry(update, self.beta)
+        h = self.attn_post_norm(scale(h, self.skip) + update)
+
+        x, routing = scale(self.mlp_pre_norm(h), in_gain), None
+        if isinstance(self.mlp, MoE):
+            update, routing = self.mlp(x, loop)
+        else:
+            update = self.mlp(x)
+        update = scale(self.mlp_out_norm(update.to(h.dtype)), self.branch)
+        h = self.mlp_post_norm(scale(h, self.skip) + update)
+        return h, memory, routing
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The looped model
+
+
+class LoopedGPT(nn.Module):
+    """L blocks applied N times: one Python loop over visits, each block one object called many times."""
+
+    def __init__(self, config: LoopedConfig):
+        super().__init__()
+        self.config, self.row = config, config.row
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.pos == "learned" else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.final_norm = make_norm(config)
+        # A tied head has no parameter of its own: it reads the embedding's.
+        self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        rope = rotary_table(config.block_size, config.n_embd // config.n_head) if config.pos == "rope" else None
+        self.register_buffer("rope", None if rope is None else rope.float(), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Matrices ~ N(0, init_std^2), times the rule's init gain for value, output and MLP; biases 0; norms 1."""
+        gain, width = self.row.init_gain, self.config.n_embd
+        for name, parameter in self.named_parameters():
+            if name.endswith(".branch") or "norm" in name:
+                continue  # made with their final values: ReZero's scalars and the norms
+            if name.endswith(".bias"):
+                parameter.zero_()
+                continue
+            parameter.normal_(std=self.config.init_std)
+            if name.endswith(".qkv.weight"):
+                parameter[2 * width :] *= gain  # the values; queries and keys keep gain 1
+            elif name.startswith("blocks.") and not name.endswith(".router.weight"):
+                parameter *= gain
+            elif name.endswith(".router.weight") and self.config.router_init == "copy":
+                parameter.copy_(parameter[:1].clone().expand_as(parameter))  # [3]: every loop starts from router 0
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def embed(self, idx: Tensor, start: int = 0) -> Tensor:
+        """Tokens (B, T) at positions start, start + 1, ... -> the stream before the first loop, (B, T, C)."""
+        x0 = self.wte(idx)
+        if self.wpe is not None:
+            x0 = x0 + self.wpe.weight[start : start + idx.shape[1]]
+        return rms_norm(x0) if self.config.normalizes_embedding else x0
+
+    def reinjection_gain(self, loop: int) -> float:
+        """g_t = reinject_lam / (t sqrt L), at most 1, for t = loop + 1; 0 in the first loop. [3]"""
+        t = loop + 1
+        return 0.0 if t == 1 else min(1.0, self.config.reinject_lam / (t * math.sqrt(self.config.n_layer)))
+
+    def run_loop(
+        self, h: Tensor, loop: int, x0: Tensor, glob: EMA | None = None, start: int = 0, cache: KVCache | None = None
+    ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
+        """One pass through the stack.
+
+        h: (B, T, C), the stream; loop: 0-based; x0: (B, T, C), the embedding; glob: the looping residual's global
+        memory, None in the first loop; start: position of the first token. Returns the stream, the global memory and
+        one routing per layer.
+        """
+        config, rope, memory, routings = self.config, None, None, []
+        if config.reinject and loop > 0:
+            h = torch.lerp(h, x0, self.reinjection_gain(loop))
+        if config.loop_residual is not None:
+            memory = Memory(local=EMA.empty(h), glob=EMA.empty(h) if glob is None else glob)
+        if self.rope is not None:
+            rope = self.rope[:, start : start + h.shape[1]]
+        for layer, block in enumerate(self.blocks):
+            in_gain = self.row.in_gain
+            if callable(in_gain):
+                in_gain = in_gain(loop * config.n_layer + layer + 1)
+            slot = None if cache is None else cache.slot(loop, layer)
+            h, memory, routing = block(h, loop, in_gain, rope, memory, slot)
+            routings.append(routing)
+        if config.loop_end_norm:
+            h = rms_norm(h)
+        return h, None if memory is None else memory.glob, routings
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Read the stream out: final norm and head, (B, T, C) -> (B, T, V). Works on the state after any loop."""
+        return F.linear(self.final_norm(h), self.wte.weight if self.head is None else self.head.weight)
+
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor | None = None,
+        *,
+        n_loop: int | None = None,
+        return_states: bool = False,
+        cache: KVCache | None = None,
+    ):
+        """Run all loops once. Returns (logits, loss), and the states too if asked for.
+
+        idx: (B, T) int64, T <= block_size; targets: (B, T) int64, -100 is ignored.
+        n_loop: another loop count at test time. The rule's multipliers stay those of the trained count, routers beyond
+            it reuse the last one, re-injection goes on by its formula.
+        cache: a KVCache that holds the positions before idx; idx is appended to it.
+        logits: (B, T, V); loss: (), cross-entropy in nats per token, in train mode plus the experts' auxiliary losses,
+            or None without targets; states: N tensors (B, T, C), the stream after each loop, before the final norm.
+        """
+        n_loop = self._loop_count(n_loop)
+        start = 0 if cache is None else cache.length
+        self._check_tokens(idx, targets, start)
+        h = x0 = self.embed(idx, start)
+        glob, states, routings = None, [], []
+        for loop in range(n_loop):
+            h, glob, routed = self.run_loop(h, loop, x0, glob, start, cache)
+            states.append(h)
+            routings.append(routed)
+        if cache is not None:
+            cache.length += idx.shape[1]
+        logits = self.logits(h)
+        loss = None if targets is None else self._loss(logits, targets, routings)
+        self._move_biases(routings)
+        return (logits, loss, states) if return_states else (logits, loss)
+
+    def segment_losses(self, idx: Tensor, targets: Tensor, *, n_loop: int | None = None) -> Iterator[Tensor]:
+        """Segmented backprop [3]: one loss per segment of `config.segment` loops, the last segment may be shorter.
+
+        Call backward on each loss before taking the next: the stream and the global memory are then detached, so no
+        gradient crosses a cut, and the activations of one segment are all that is ever held. The embedding is
+        recomputed for every segment, so an optimizer step between two of them is seen. Without `segment`, or with at
+        least N loops in it, there is one loss, equal to the forward's.
+        """
+        n_loop = self._loop_count(n_loop)
+        self._check_tokens(idx, targets)
+        segment = self.config.segment or n_loop
+        h = glob = None
+        for first in range(0, n_loop, segment):
+            h, glob, loss = self.run_segment(idx, targets, range(first, min(first + segment, n_loop)), h, glob)
+            yield loss
+            h = h.detach()
+            glob = None if glob is None else EMA(glob.total.detach(), glob.weight)
+
+    def run_segment(
+        self, idx: Tensor, targets: Tensor, loops: range, h: Tensor | None = None, glob: EMA | None = None
+    ) -> tuple[Tensor, EMA | None, Tensor]:
+        """The given loops from the stream h (None: the embedding), and the loss at their end."""
+        x0 = self.embed(idx)
+        h, routings = x0 if h is None else h, []
+        for loop in loops:
+            h, glob, routed = self.run_loop(h, loop, x0, glob)
+            routings.append(routed)
+        loss = self._loss(self.logits(h), targets, routings)
+        self._move_biases(routings)
+        return h, glob, loss
+
+    def _loss(self, logits: Tensor, targets: Tensor, routings: list[list[Routing | None]]) -> Tensor:
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        if self.training and self.config.n_expert:
+            loss = loss + torch.stack([r.aux_loss for routed in routings for r in routed]).mean()
+        return loss
+
+    def _move_biases(self, routings: list[list[Routing | None]]):
+        """Bias balancing: once per training forward or segment, each layer by its loads summed over the visits."""
+        if self.training and self.config.n_expert and self.config.balance == "bias":
+            for block, visits in zip(self.blocks, zip(*routings, strict=True), strict=True):
+                block.mlp.router.move_bias(torch.stack([r.load for r in visits]).sum(dim=0))
+
+    def _loop_count(self, n_loop: int | None) -> int:
+        if n_loop is None:
+            return self.config.n_loop
+        if isinstance(n_loop, bool) or not isinstance(n_loop, int) or n_loop < 1:
+            raise ValueError(
+                f"n_loop={n_loop!r} must be a whole number >= 1 (this model was made for n_loop={self.config.n_loop})"
+            )
+        return n_loop
+
+    def _check_tokens(self, idx: Tensor, targets: Tensor | None = None, start: int = 0):
+        if idx.dim() != 2 or idx.numel() == 0:
+            raise ValueError(f"idx must be (B, T) with at least one token, got {tuple(idx.shape)}")
+        if start + idx.shape[1] > self.config.block_size:
+            before = f" after {start} cached ones" if start else ""
+            raise ValueError(
+                f"{idx.shape[1]} tokens{before} are more than block_size={self.config.block_size}: "
+                "crop idx to the last block_size tokens, or build the model with a larger block_size"
+            )
+        if targets is not None and targets.shape != idx.shape:
+            raise ValueError(f"targets {tuple(targets.shape)} and idx {tuple(idx.shape)} must have the same shape")
+
+    # -- generation ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def generate(
+        self,
+        idx: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        n_loop: int | None = None,
+        use_cache: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue idx (B, T) by max_new_tokens tokens -> (B, T + max_new_tokens).
+
+        temperature: 0 is greedy. top_k: sample from the k likeliest; None or 0 is off. n_loop: loops per token.
+        Past block_size tokens the window is the last block_size ones and is run anew for every token, since all its
+        positions move. Runs in eval mode and restores the mode. Raises ValueError on a negative option.
+        """
+        for name, value in (("temperature", temperature), ("max_new_tokens", max_new_tokens), ("top_k", top_k or 0)):
+            if value < 0:
+                raise ValueError(f"{name}={value} must be >= 0")
+        n_loop, block_size, was_training = self._loop_count(n_loop), self.config.block_size, self.training
+        cache = None
+        self.eval()
+        try:
+            for _ in range(max_new_tokens):
+                if not use_cache:
+                    new = idx[:, -block_size:]
+                elif cache is None or cache.length == block_size:
+                    new = idx[:, -block_size:]
+                    cache = KVCache(self.config, n_loop, len(idx), self.wte.weight, new.shape[1] + max_new_tokens)
+                else:
+                    new = idx[:, -1:]
+                logits = self(new, n_loop=n_loop, cache=cache)[0][:, -1]  # (B, V)
+                idx = torch.cat((idx, pick(logits, temperature, top_k, generator)), dim=1)
+        finally:
+            self.train(was_training)
+        return idx
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def num_params(self) -> int:
+        """Unique parameters: a looped block once, a tied matrix once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, training: bool = True) -> int:
+        """Floating-point operations per token at a full window, for the executed depth.
+
+        Two per weight of every matrix a token meets (L * N block visits, k + shared experts, one head per segment),
+        and 4 T C per attention visit over T = block_size keys (the causal half is not subtracted, as is usual).
+        Training counts the backward pass as two forwards.
+        """
+        config = self.config
+        width = config.n_embd
+        mlp = width * config.inner * (3 if config.mlp == "swiglu" else 2)
+        if config.n_expert:
+            mlp = mlp * (config.top_k + config.n_expert_shared) + width * config.n_expert
+        visit = 2 * (4 * width**2 + mlp) + 4 * config.block_size * width
+        heads = -(-config.n_loop // config.segment) if training and config.segment else 1
+        forward = config.n_unroll * visit + heads * 2 * width * config.vocab_size
+        return 3 * forward if training else forward
+
+    # -- optimizer -----------------------------------------------------------------------------------------------------
+
+    def configure_optimizer(
+        self,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        optimizer: Literal["adamw", "muon"] = "adamw",
+    ) -> "torch.optim.AdamW | OptimizerPair":
+        """The optimizer, with the rule's factors in its parameter groups.
+
+        Everything inside the blocks is "hidden": its learning rate and Adam epsilon are multiplied by the row's
+        `lr_factor` and `eps_factor`. Tensors with fewer than two dimensions (norms, biases, ReZero's scalars) do not
+        decay. Each group carries `name` and `lr_scale`; a schedule sets group["lr"] = lr * group["lr_scale"].
+        "muon": the hidden 2-D matrices go to torch.optim.Muon with the update's RMS matched to AdamW's, so that one lr
+        serves both; stacked experts and routers (3-D) and all else stay with AdamW.
+        """
+        if optimizer not in ("adamw", "muon"):
+            raise ValueError(f"optimizer={optimizer!r} is not one of adamw, muon")
+        groups: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                place = "hidden" if name.startswith("blocks.") else "outer"
+                kind = "no_decay" if parameter.dim() < 2 else "decay"
+                if optimizer == "muon" and place == "hidden" and parameter.dim() == 2:
+                    kind = "muon"
+                groups.setdefault(f"{place}_{kind}", []).append(parameter)
+
+        def group(name: str) -> dict:
+            hidden = name.startswith("hidden")
+            lr_scale = self.row.lr_factor if hidden else 1.0
+            decay = 0.0 if name.endswith("no_decay") else weight_decay
+            options = dict(params=groups[name], name=name, lr=lr * lr_scale, lr_scale=lr_scale, weight_decay=decay)
+            return (
+                options if name.endswith("muon") else options | dict(eps=eps * (self.row.eps_factor if hidden else 1))
+            )
+
+        adamw = torch.optim.AdamW(
+            [group(name) for name in groups if not name.endswith("muon")],
+            lr=lr,
+            betas=betas,
+            fused=self.wte.weight.device.type in ("cpu", "cuda") and self.wte.weight.is_floating_point(),
+        )
+        if optimizer == "adamw":
+            return adamw
+        muon = torch.optim.Muon([group("hidden_muon")], lr=lr, adjust_lr_fn="match_rms_adamw")
+        return OptimizerPair(muon, adamw)
+
+
+def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+    """Draw one token per row of logits (B, V) -> (B, 1)."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = at_least_float32(logits) / temperature
+    if top_k and top_k < logits.shape[-1]:
+        least = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    return torch.multinomial(logits.softmax(dim=-1), num_samples=1, generator=generator)
+
+
+class OptimizerPair:
+    """Several optimizers that step as one."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer):
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict):
+        for optimizer, part in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(part)
