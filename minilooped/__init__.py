@@ -5,7 +5,10 @@ The model is one file, :mod:`minilooped.model`. Its public names are served from
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .model import RULES, LoopedConfig, LoopedGPT
 
 __all__ = ["RULES", "LoopedConfig", "LoopedGPT", "__version__"]
 

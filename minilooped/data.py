@@ -83,8 +83,8 @@ class CharTokenizer(Tokenizer):
         if not known.all():
             position = int(np.argmin(known))
             raise ValueError(
-                f"the character {text[position]!r} at position {position} is not one of the {self.vocab_size} that this "
-                "tokenizer knows: take it out of the text, or use a tokenizer made from a text that has it (or 'gpt2')"
+                f"the character {text[position]!r} at position {position} is not one of the {self.vocab_size} that "
+                "this tokenizer knows: take it out, or use 'gpt2' or a tokenizer made from a text that has it"
             )
         return ids
 
@@ -164,8 +164,8 @@ def _downloaded_encoding(name: str):
         return tiktoken.get_encoding(name)
     except OSError as error:  # what requests raises is an OSError too
         raise ConnectionError(
-            f"the tokenizer {name!r} has to be downloaded and that failed ({type(error).__name__}): go online once, set "
-            "TIKTOKEN_CACHE_DIR to a folder that already holds it, or use 'gpt2' or 'char', which need no network"
+            f"the tokenizer {name!r} has to be downloaded and that failed ({type(error).__name__}): go online once, "
+            "set TIKTOKEN_CACHE_DIR to a folder that already holds it, or use 'gpt2' or 'char', which need no network"
         ) from error
 
 
@@ -269,7 +269,7 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
         raise ValueError(f"{path.with_suffix('.json')} is not a header that can be read ({error}): {again}") from error
     if path.stat().st_size != count * dtype.itemsize:
         raise ValueError(
-            f"{path} has {path.stat().st_size} bytes, but its header announces {count} tokens of {dtype.itemsize}: {again}"
+            f"{path} has {path.stat().st_size} bytes, but {count} tokens of {dtype.itemsize} were written: {again}"
         )
     ids = np.memmap(path, dtype=dtype, mode="r")
     check_ids(ids, tokenizer.vocab_size)
@@ -310,8 +310,8 @@ def load_corpus(data: str | Path = "shakespeare", tokenizer: str | None = None) 
         raise ValueError(f"{folder}: train.bin and val.bin differ in tokenizer: run `minilooped prepare FILE` again")
     if tokenizer not in (None, own.name):
         raise ValueError(
-            f"{folder} was prepared with the tokenizer {own.name!r}, not {tokenizer!r}: leave the tokenizer out, or run "
-            f"`minilooped prepare FILE` again with {tokenizer!r}"
+            f"{folder} was prepared with the tokenizer {own.name!r}, not {tokenizer!r}: leave the tokenizer out, or "
+            f"run `minilooped prepare FILE` again with {tokenizer!r}"
         )
     return Corpus(folder.resolve().name, train, val, own)
 

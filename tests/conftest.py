@@ -6,6 +6,11 @@ import os
 # The variable is for the programs that tests start, the call for this process.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # noqa: E402  (the variable is read when torch is imported)
+import hypothesis  # noqa: E402
+import torch  # noqa: E402  (reads the variable)
 
 torch.set_num_threads(1)
+
+# The same examples in every run, so that a test passes or fails for everyone; no deadline, since machines are busy.
+hypothesis.settings.register_profile("minilooped", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("minilooped")

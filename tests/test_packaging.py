@@ -1,0 +1,131 @@
+"""What is installed, and how: a light import, files that agree with each other, a wheel that works on its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import minilooped
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CORE = {r.name: r for r in map(Requirement, PROJECT["dependencies"])}
+TEST = {r.name: r for r in map(Requirement, PROJECT["optional-dependencies"]["test"])}
+PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]]
+
+
+def run_python(code: str, **options) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The package's front door
+
+
+def test_import_does_not_wait_for_torch():
+    loaded = "import sys, minilooped; dir(minilooped); minilooped.__version__; print('torch' in sys.modules)"
+    assert run_python(loaded) == "False"
+
+
+def test_public_names_come_from_the_model_file():
+    from minilooped import RULES, LoopedConfig, LoopedGPT, model
+
+    assert (RULES, LoopedConfig, LoopedGPT) == (model.RULES, model.LoopedConfig, model.LoopedGPT)
+    assert set(minilooped.__all__) <= set(dir(minilooped))
+    with pytest.raises(AttributeError, match="no attribute 'LoopedGTP'"):
+        minilooped.LoopedGTP  # noqa: B018
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# pyproject.toml gives ranges; constraints.txt and environment.yml have to agree with it
+
+
+@pytest.mark.parametrize("name", [*CORE, *TEST])
+def test_every_direct_dependency_has_a_lower_bound_and_a_pin_within_range(name):
+    specifier = (CORE | TEST)[name].specifier
+    assert [s.operator for s in specifier] == [">="], "ranges, so that the package installs beside others"
+    pins = [pin for pin in PINS if pin.name == name]
+    assert pins and all(specifier.contains(str(pin.specifier).removeprefix("==")) for pin in pins)
+
+
+def test_pins_suit_every_platform():
+    assert all([s.operator for s in pin.specifier] == ["=="] and "+" not in str(pin.specifier) for pin in PINS)
+    assert not [pin.name for pin in PINS if pin.name.startswith(("nvidia", "cuda", "triton"))]
+
+
+def test_environment_yml_agrees_with_pyproject():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    assert environment.keys() == {"name", "channels", "dependencies"}
+    assert environment["channels"] == ["conda-forge"]
+    *conda, pip = environment["dependencies"]
+    assert pip == {"pip": ["-e ."]}
+
+    lines = [re.fullmatch(r"(?P<name>[a-z0-9-]+)(?: >=(?P<version>\d+(\.\d+)*))?", line) for line in conda]
+    assert all(lines), "each line is `name` or `name >=version`"
+    pip_name = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
+    bounds = {pip_name.get(line["name"], line["name"]): line["version"] for line in lines}
+    assert bounds.pop("pip") is None
+    assert f">={bounds.pop('python')}" == PROJECT["requires-python"]
+    assert {name: f">={version}" for name, version in bounds.items()} == {n: str(r.specifier) for n, r in CORE.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Installing
+
+
+def test_wheel_works_away_from_the_checkout(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run([*pip, *build], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < 2_000_000
+    site = tmp_path / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    code = """
+import minilooped.data as data
+assert data.embedded("PROVENANCE.md").is_file()
+print(data.__file__, data.embedded("shakespeare.txt"))
+print(len(data.load_corpus().train), data.BPETokenizer().encode("Hello world").tolist())
+"""
+    out = run_python(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)})
+    package = site / "minilooped"
+    assert out.splitlines() == [
+        f"{package / 'data.py'} {package / 'embedded' / 'shakespeare.txt'}",
+        "1070164 [15496, 995]",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            "#!/bin/sh\n[ $1 = --version ] && echo Python 3.10.12\nexit 1\n",
+            "needs Python 3.11 or newer; .* is Python 3.10.12",
+        ),
+        (None, "No .*old-python found. Try: make PYTHON=python3.12 lab"),
+    ],
+)
+def test_make_says_which_python_it_needs(tmp_path, script, message):
+    python = tmp_path / "old-python"
+    if script:
+        python.write_text(script, encoding="utf-8")
+        python.chmod(0o755)
+    command = ["make", "lab", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode != 0 and re.search(message, done.stdout)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_version_is_a_release():
+    assert not Version(minilooped.__version__).is_prerelease
