@@ -83,18 +83,21 @@ class LoopedConfig:
                 raise ValueError(message)
 
         for field in fields(self):
-            value, choices = getattr(self, field.name), get_args(field.type)
+            name, value, kinds = field.name, getattr(self, field.name), get_args(field.type) or (field.type,)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
             if get_origin(field.type) is Literal:
-                need(value in choices, f"{field.name}={value!r} is not one of {', '.join(choices)}")
-            elif field.type is bool:
-                need(isinstance(value, bool), f"{field.name}={value!r} must be True or False")
-            elif field.type is int or (int in choices and value is not None):
-                least = 0 if field.name in ("n_expert", "n_expert_shared") else 1
-                whole = isinstance(value, int) and not isinstance(value, bool)
-                need(whole and value >= least, f"{field.name}={value!r} must be a whole number >= {least}")
-            elif field.type is float or (float in choices and value is not None):
-                number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-                need(number and value >= 0, f"{field.name}={value!r} must be a finite number >= 0")
+                need(value in kinds, f"{name}={value!r} is not one of {', '.join(kinds)}")
+            elif value is None:
+                need(type(None) in kinds, f"{name} must be given, not None")
+            elif bool in kinds:
+                need(isinstance(value, bool), f"{name}={value!r} must be True or False")
+            elif int in kinds:
+                least = 0 if name in ("n_expert", "n_expert_shared") else 1
+                need(
+                    number and isinstance(value, int) and value >= least, f"{name}={value!r} must be an int >= {least}"
+                )
+            elif float in kinds:
+                need(number and 0 <= value < math.inf, f"{name}={value!r} must be a finite number >= 0")
         need(self.rule in RULES, f"rule={self.rule!r} is not one of {', '.join(RULES)}")
         for name in ("init_std", "lam", "l_ref"):
             need(getattr(self, name) != 0, f"{name}=0 would switch the model off: give a number > 0")
@@ -123,6 +126,16 @@ class LoopedConfig:
     def n_unroll(self) -> int:
         """Unrolled depth in blocks, L * N."""
         return self.n_layer * self.n_loop
+
+    @property
+    def layer_ratio(self) -> float:
+        """L / l_ref, unique layers as the scaling rules count them."""
+        return self.n_layer / self.l_ref
+
+    @property
+    def depth_ratio(self) -> float:
+        """L * N / l_ref, the unrolled depth as the scaling rules count it."""
+        return self.n_unroll / self.l_ref
 
     @property
     def inner(self) -> int:
@@ -165,42 +178,35 @@ class Row:
     embed_norm: bool = False  # default of LoopedConfig.embed_norm
 
 
-def _lam(c: LoopedConfig, default: float = 1.0) -> float:
+def lam_or(default: float, c: LoopedConfig) -> float:
     return default if c.lam is None else c.lam
 
 
-# N = n_loop loops, L = n_layer unique blocks, D = N * L unrolled blocks. No rule adds GPT-2's 1/sqrt(2L) to the init of
-# the output projections: a second depth scaling on top of the row's own.
+# No row adds GPT-2's 1/sqrt(2L) to the init of the output projections: depth would be paid for twice.
 RULES: dict[str, Callable[[LoopedConfig], Row]] = {
-    # No scaling: tied updates add up like N.
+    # No scaling: tied updates add up like N, untied ones like sqrt(L). [1] section 1
     "none": lambda c: Row(),
-    # 1/sqrt(N), right for untied layers, and 1/N, right for tied ones. [1] section 1.
-    "sqrt": lambda c: Row(branch=c.n_loop**-0.5),
-    "inverse": lambda c: Row(branch=1 / c.n_loop),
-    # 1/sqrt(D): the untied rule given the unrolled depth.
+    "sqrt": lambda c: Row(branch=c.n_loop**-0.5),  # what untied layers would need
+    "inverse": lambda c: Row(branch=1 / c.n_loop),  # what tied ones need
     "sqrt_depth": lambda c: Row(branch=c.n_unroll**-0.5),
-    # lambda/(N sqrt(L/l_ref)), learning rate and Adam's epsilon with sqrt(L/l_ref) only. [1] theorem 3 and its table.
+    # lambda / (N sqrt(L/l_ref)): loops and layers apart. The learning rate and Adam's epsilon see L only. [1] theorem 3
     "factored": lambda c: Row(
-        branch=_lam(c) / (c.n_loop * math.sqrt(c.n_layer / c.l_ref)),
-        lr_factor=(c.n_layer / c.l_ref) ** -0.5,
-        eps_factor=(c.n_layer / c.l_ref) ** -0.5,
+        branch=lam_or(1.0, c) / c.n_loop * c.layer_ratio**-0.5,
+        lr_factor=c.layer_ratio**-0.5,
+        eps_factor=c.layer_ratio**-0.5,
     ),
-    # gamma = lambda/(N sqrt L), lambda = 0.5. [3], "residual scaling"; LOOM's other parts are switches of their own.
-    "loom": lambda c: Row(branch=_lam(c, 0.5) / (c.n_loop * math.sqrt(c.n_layer)), embed_norm=True),
-    # Depth-muP, arXiv 2310.02244: branch, learning rate and epsilon with 1/sqrt(depth).
+    # The scale of LOOM [3]; its other parts are switches of their own.
+    "loom": lambda c: Row(branch=lam_or(0.5, c) / c.n_loop * c.n_layer**-0.5, embed_norm=True),
+    # Depth-muP, arXiv 2310.02244, and CompleteP (alpha = 1), arXiv 2505.01618: the unrolled depth, for all or for two.
     "depth_mup": lambda c: Row(
-        branch=(c.n_unroll / c.l_ref) ** -0.5,
-        lr_factor=(c.n_unroll / c.l_ref) ** -0.5,
-        eps_factor=(c.n_unroll / c.l_ref) ** -0.5,
+        branch=c.depth_ratio**-0.5, lr_factor=c.depth_ratio**-0.5, eps_factor=c.depth_ratio**-0.5
     ),
-    # CompleteP, arXiv 2505.01618, alpha = 1: branch and epsilon with 1/depth, learning rate unchanged.
-    "completep": lambda c: Row(branch=c.l_ref / c.n_unroll, eps_factor=c.l_ref / c.n_unroll),
-    # LayerNorm Scaling, arXiv 2502.05795: the norm's output times 1/sqrt(visit).
+    "completep": lambda c: Row(branch=1 / c.depth_ratio, eps_factor=1 / c.depth_ratio),
+    # LayerNorm Scaling, arXiv 2502.05795: the norm's output fades with the visit.
     "layernorm_scaling": lambda c: Row(in_gain=lambda visit: visit**-0.5),
-    # ReZero, arXiv 2003.04887: a learned scalar per block, 0 at init, and no norm.
+    # ReZero, arXiv 2003.04887: silent branches that learn to speak, and no norm.
     "rezero": lambda c: Row(branch=0.0, learn_branch=True, norm="none"),
-    # DeepNorm, arXiv 2203.00555: post-norm, exponent 1/4. DeepLoop [2]: norms on both sides, exponent 1/2.
-    # alpha = (2D)^p on the skip at run time, beta = (8D)^-p on the init.
+    # DeepNorm, arXiv 2203.00555, p = 1/4, and DeepLoop [2], p = 1/2: (2LN)^p on the skip, (8LN)^-p on the init.
     "deepnorm": lambda c: Row(skip=(2 * c.n_unroll) ** 0.25, init_gain=(8 * c.n_unroll) ** -0.25, norm="post"),
     "deeploop": lambda c: Row(
         skip=(2 * c.n_unroll) ** 0.5, init_gain=(8 * c.n_unroll) ** -0.5, norm="both", embed_norm=True
@@ -294,13 +300,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Tensor | None = None, slot: tuple[Tensor, int] | None = None) -> Tensor:
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
-        qk, v = qkv[:, :, :2], qkv[:, :, 2]
+        qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2, H, D), (B, T, 1, H, D)
         if self.qk_norm:
             qk = rms_norm(qk)
         if rope is not None:
             qk = rotate(qk, rope)
         q, k = qk.transpose(1, 3).unbind(2)  # each (B, H, T, D)
-        v = v.transpose(1, 2)  # (B, H, T, D)
+        v = v.squeeze(2).transpose(1, 2)  # (B, H, T, D)
         if slot is not None:  # append the new keys and values, then attend to all that are stored
             store, start = slot
             store[0, :, :, start : start + T], store[1, :, :, start : start + T] = k, v
@@ -366,7 +372,9 @@ class Router(nn.Module):
         aux_loss = config.z_coef * logits.logsumexp(dim=-1).square().mean()
         if config.balance == "switch":  # E * sum of (share of tokens) * (mean probability); 1 when balanced
             probability = score / score.sum(dim=-1, keepdim=True)
-            aux_loss = aux_loss + config.balance_coef * n_expert * (load / load.sum()) @ probability.mean(dim=0)
+            aux_loss = aux_loss + config.balance_coef * n_expert * (
+                load.to(score.dtype) / load.sum()
+            ) @ probability.mean(dim=0)
         return Routing(choice, weight, load, aux_loss)
 
     @torch.no_grad()
@@ -421,9 +429,9 @@ class MoE(nn.Module):
         tokens = x.reshape(B * T, C)  # (S, C)
         routing = self.router(tokens, loop)
         order = routing.choice.flatten().argsort(stable=True)  # the S*k (token, choice) pairs, grouped by expert
-        out = self.experts(tokens[order // self.top_k], routing.load)  # (S*k, C)
-        out = out[order.argsort()].view(B * T, self.top_k, C)  # back in the tokens' order: (S, k, C)
-        y = torch.einsum("skc,sk->sc", out, routing.weight.to(out.dtype)).view(B, T, C)
+        out = self.experts(tokens.index_select(0, order // self.top_k), routing.load)  # (S*k, C)
+        out = out.index_select(0, order.argsort()).view(B * T, self.top_k, C)  # back in the tokens' order: (S, k, C)
+        y = (out * routing.weight[..., None]).sum(dim=1).view(B, T, C)
         if self.shared is not None:
             y = y + self.shared(x)
         return y, routing
@@ -657,7 +665,7 @@ class LoopedGPT(nn.Module):
         return h, glob, loss
 
     def _loss(self, logits: Tensor, targets: Tensor, routings: list[list[Routing | None]]) -> Tensor:
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        loss = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), ignore_index=-100)
         if self.training and self.config.n_expert:
             loss = loss + torch.stack([r.aux_loss for routed in routings for r in routed]).mean()
         return loss
@@ -795,7 +803,7 @@ class LoopedGPT(nn.Module):
             [group(name) for name in groups if not name.endswith("muon")],
             lr=lr,
             betas=betas,
-            fused=self.wte.weight.device.type in ("cpu", "cuda") and self.wte.weight.is_floating_point(),
+            fused=self.wte.weight.device.type in ("cpu", "cuda"),
         )
         if optimizer == "adamw":
             return adamw
