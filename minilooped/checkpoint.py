@@ -1,0 +1,170 @@
+"""What a run keeps on disk, written so that a kill at any moment leaves a checkpoint that loads.
+
+    runs/shakespeare/
+        config.json            the model, the training settings and the tokenizer: what is needed to build it all again
+        log.csv, loss.png      the losses
+        step-1500/             one complete checkpoint; the previous one is kept beside it
+        step-2000/
+            model.safetensors  the weights
+            state.pt           what else it takes to go on bit for bit: optimizer, random generators, data position
+
+A checkpoint is one folder, so weights and optimizer are always of the same step. It is written under another name and
+renamed when everything has reached the disk: a folder called ``step-N`` is complete. Nothing that is loaded can run
+code: safetensors holds numbers only, and the rest is read with ``weights_only=True``.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .data import Tokenizer, tokenizer_from_spec
+from .model import LoopedConfig, LoopedGPT
+
+T = TypeVar("T")
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+class Checkpoint(NamedTuple):
+    path: Path
+    step: int
+    weights: dict[str, Tensor]  # on the CPU
+    state: dict[str, Any]
+
+
+def save_checkpoint(run: Path, step: int, weights: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    """Write ``run/step-N`` and remove all but the one before it. `state`: tensors, numbers, strings and containers."""
+    path = run / f"step-{step}"
+    temporary = run / f"{path.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
+    temporary.mkdir(parents=True)
+    save_file(weights, temporary / "model.safetensors")
+    torch.save(state, temporary / "state.pt")
+    for file in (*temporary.iterdir(), temporary):
+        _flush_to_disk(file)
+    if path.exists():  # one that could not be read: this is the same step, done again
+        shutil.rmtree(path)
+    os.replace(temporary, path)
+    _flush_to_disk(run)
+    for old in checkpoints(run)[:-2]:
+        shutil.rmtree(old)
+    return path
+
+
+def load_checkpoint(run: Path) -> Checkpoint:
+    """The newest checkpoint that can be read. Says so when it is not the newest; ``ValueError`` if there is none."""
+
+    def read(path: Path) -> Checkpoint:
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        return Checkpoint(path, _step(path), load_file(path / "model.safetensors"), state)
+
+    return _newest(run, read)
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted((path for path in run.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _newest(run: Path, read: Callable[[Path], T]) -> T:
+    for path in reversed(checkpoints(run)):
+        try:
+            return read(path)
+        except Exception as error:  # a damaged file can make its reader fail in any way
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            print(f"{path} cannot be read ({reason}): trying the one before")
+    raise ValueError(f"{run} has no checkpoint that can be read: train again under another name")
+
+
+def _flush_to_disk(path: Path) -> None:
+    if path.is_file():
+        with open(path, "r+b") as file:
+            os.fsync(file.fileno())
+    elif hasattr(os, "O_DIRECTORY"):  # POSIX: a rename is safe once its folder is on disk
+        descriptor = os.open(path, os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+def new_run(runs: str | Path, name: str) -> Path:
+    """Make the folder ``runs/name``, or ``runs/name-2``, ``-3``, ... where that exists: no run is ever overwritten."""
+    if not re.fullmatch(r"[\w.+=-]+", name) or name.startswith("."):
+        raise ValueError(f"name={name!r} has to be usable as a folder name: letters, digits and any of _ - + = .")
+    number = 1
+    while True:
+        run = Path(runs) / (name if number == 1 else f"{name}-{number}")
+        try:
+            run.mkdir(parents=True)
+            return run
+        except FileExistsError:
+            number += 1
+
+
+def find_run(run: str | Path, runs: str | Path = "runs") -> Path:
+    """The folder of a run, given as a path or by its name in `runs`."""
+    for path in (Path(runs) / run, Path(run)):
+        if (path / "config.json").is_file():
+            return path
+    names = sorted(path.parent.name for path in Path(runs).glob("*/config.json"))
+    known = f"there are {', '.join(names)}" if names else "there are none yet: start one with `minilooped train`"
+    raise FileNotFoundError(f"no run {str(run)!r} in {runs}; {known}")
+
+
+def write_config(run: Path, config: dict[str, Any]) -> None:
+    """Write ``config.json``, whole or not at all."""
+    temporary = run / "config.json.tmp"
+    temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _flush_to_disk(temporary)
+    os.replace(temporary, run / "config.json")
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """``{"model": ..., "train": ..., "tokenizer": ...}``, plain dicts."""
+    path = run / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not all(isinstance(config[key], dict) for key in ("model", "train", "tokenizer")):
+            raise ValueError("a part is missing")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not the config of a run ({error!r}): restore it, or train again") from error
+    return config
+
+
+def from_dict(kind: type[T], values: dict[str, Any], origin: Path) -> T:
+    """Build a config dataclass. ``ValueError`` on fields that it doesn't have: another version wrote them."""
+    unknown = sorted(values.keys() - {field.name for field in fields(kind)})
+    if unknown:
+        raise ValueError(
+            f"{origin}/config.json has settings that this version of minilooped does not know ({', '.join(unknown)}): "
+            "use the version that made the run"
+        )
+    return kind(**values)
+
+
+def load_model(run: str | Path, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
+    """The trained model of a run (its path, or its name in ``runs/``), in eval mode, and its tokenizer."""
+    run = find_run(run)
+    config = read_config(run)
+    model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
+    model.load_state_dict(_newest(run, lambda path: load_file(path / "model.safetensors")))
+    return model.to(device).eval(), tokenizer_from_spec(config["tokenizer"])

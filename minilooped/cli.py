@@ -1,0 +1,149 @@
+"""The command line: ``minilooped train | sample | prepare``.
+
+Each command's options are the fields of a typed dataclass, its help their comments. torch is imported by the command
+that needs it, so that ``minilooped --help`` answers at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+
+def train(argv: list[str]) -> int:
+    """train a model and leave checkpoints, a log and a plot in runs/NAME"""
+    import tyro
+
+    from .checkpoint import find_run, from_dict, read_config
+    from .model import LoopedConfig
+    from .presets import PRESETS
+    from .train import TrainConfig
+    from .train import train as run_training
+
+    @dataclass(frozen=True)
+    class Start:
+        preset: Literal[tuple(PRESETS)] = "shakespeare"  # the settings to start from
+        resume: str | None = None  # go on with this run (its name or its folder), with its own settings
+
+    @dataclass(frozen=True)
+    class Train(Start):
+        """Train a model. Every setting of the preset can be changed."""
+
+        model: tyro.conf.OmitArgPrefixes[LoopedConfig] = LoopedConfig()
+        train: tyro.conf.OmitArgPrefixes[TrainConfig] = TrainConfig()
+
+    # Twice: what is asked for first decides the defaults of everything else.
+    prog = "minilooped train"
+    start, _ = tyro.cli(Start, prog=prog, args=argv, add_help=False, return_unknown_args=True)
+    model, training = PRESETS[start.preset]
+    if start.resume is not None:
+        run = find_run(start.resume)
+        stored = read_config(run)
+        model = from_dict(LoopedConfig, stored["model"], run)
+        training = replace(from_dict(TrainConfig, stored["train"], run), name=run.name, runs=str(run.parent))
+    asked = tyro.cli(Train, prog=prog, args=argv, default=Train(start.preset, start.resume, model, training))
+
+    if asked.model.vocab_size != model.vocab_size:
+        raise ValueError("vocab_size is set by the tokenizer: leave it out")
+    before, now = (
+        c.batch_size * c.grad_accum * m.block_size for m, c in ((model, training), (asked.model, asked.train))
+    )
+    if now < before and asked.train.lr == training.lr:
+        print(
+            f"notice   {now:,} tokens per step instead of the {before:,} that lr={training.lr:g} was chosen for: raise "
+            "grad_accum to keep them, or lower lr"
+        )
+    result = run_training(asked.model, asked.train, resume=start.resume is not None)
+    return 0 if result.step == asked.train.max_steps else 130  # 130: ended by a signal
+
+
+def sample(argv: list[str]) -> int:
+    """let a trained model continue a text"""
+    import tyro
+
+    from .checkpoint import load_model
+    from .train import pick_device
+    from .train import sample as continue_text
+
+    @dataclass(frozen=True)
+    class Sample:
+        """Let a trained model continue a text."""
+
+        run: tyro.conf.Positional[str]  # a run: its name in runs/, or its folder
+        prompt: str = "\n"  # the text to continue
+        n_loop: int | None = None  # loops per token; None: as many as it was trained with
+        temperature: float = 0.8  # 0: always the likeliest token
+        top_k: int | None = None  # draw from the k likeliest tokens only
+        max_new_tokens: int = 300
+        seed: int = 1337  # the same seed draws the same text
+        device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+
+    asked = tyro.cli(Sample, prog="minilooped sample", args=argv)
+    model, tokenizer = load_model(asked.run, pick_device(asked.device)[0])
+    text = continue_text(
+        model,
+        tokenizer,
+        asked.prompt,
+        max_new_tokens=asked.max_new_tokens,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        n_loop=asked.n_loop,
+        seed=asked.seed,
+    )
+    print(text)
+    return 0
+
+
+def prepare(argv: list[str]) -> int:
+    """turn a UTF-8 text file into tokens to train on"""
+    import tyro
+
+    from .data import prepare as prepare_text
+
+    @dataclass(frozen=True)
+    class Prepare:
+        """Turn a UTF-8 text file into tokens to train on."""
+
+        file: tyro.conf.Positional[Path]  # the text
+        tokenizer: str = "char"  # char, gpt2, or another tiktoken encoding (downloaded)
+        out: Path | None = None  # folder to write; None: prepared/NAME for NAME.txt
+        val_fraction: float = 0.1  # share of the text, at its end, that is kept for validation
+
+    asked = tyro.cli(Prepare, prog="minilooped prepare", args=argv)
+    folder = prepare_text(asked.file, asked.out, asked.tokenizer, asked.val_fraction)
+    print(f"Wrote {folder}. To train on it:\n    minilooped train --data {folder}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "sample": sample, "prepare": prepare}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return the exit status. What the user can put right is one line, not a traceback."""
+    from . import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="minilooped",
+        description="Looped transformers to build, break and measure.",
+        epilog="\n".join(["commands:", *(f"  {name:9} {run.__doc__}" for name, run in COMMANDS.items())])
+        + "\n\n`minilooped COMMAND --help` lists the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"minilooped {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+    asked = parser.parse_args(argv)
+    try:
+        return COMMANDS[asked.command](asked.options)
+    except (ValueError, OSError, MemoryError, FloatingPointError) as error:
+        print(f"minilooped {asked.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"minilooped {asked.command}: stopped at once", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

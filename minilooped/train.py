@@ -1,0 +1,638 @@
+"""The minimal trainer: one loop, read from top to bottom.
+
+    minilooped train                                       # from the shell, with the default preset
+    minilooped train --resume shakespeare                  # go on after a stop, bit for bit
+    torchrun --nproc-per-node 2 -m minilooped.cli train    # data parallel
+
+    from minilooped.train import TrainConfig, train        # from Python
+    result = train(model_config, TrainConfig(max_steps=100))
+    result.model, result.history, result.val_loss, result.run
+
+A *step* is one batch: `grad_accum` micro-batches, and with segmented backprop as many optimizer updates as segments.
+What a run leaves on disk is described in checkpoint.py.
+"""
+
+import csv
+import math
+import os
+import random
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm.auto import tqdm
+
+from .checkpoint import (
+    find_run,
+    load_checkpoint,
+    new_run,
+    read_config,
+    save_checkpoint,
+    write_config,
+)
+from .data import BatchStream, Tokenizer, check_same_tokenizer, eval_windows, load_corpus, tokenizer_from_spec
+from .model import LoopedConfig, LoopedGPT
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Settings
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train. A value that cannot work raises a ValueError that names the field."""
+
+    name: str = "run"  # folder of the run; where it exists, the new one becomes NAME-2, NAME-3, ...
+    runs: str = "runs"  # folder of all runs
+    data: str = "shakespeare"  # "shakespeare", or a folder made by `minilooped prepare FILE`
+    tokenizer: str | None = None  # char, gpt2 or another tiktoken encoding; None: the data's own
+
+    max_steps: int = 1000  # batches to train on
+    batch_size: int = 16  # sequences per micro-batch, over all processes together
+    grad_accum: int = 1  # micro-batches per step
+    step_per_segment: bool | None = (
+        None  # an optimizer update after every segment; None: yes if the model has `segment`
+    )
+
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the 2-D matrices in the blocks, AdamW for the rest
+    lr: float = 1e-3  # peak learning rate
+    schedule: Literal["cosine", "wsd"] = "cosine"  # after the warm-up: half a cosine; or flat, then down in a line
+    warmup_steps: int = 100  # the learning rate grows in a line up to this step
+    decay_steps: int = 100  # wsd: length of the descent at the end; at most all steps after the warm-up
+    min_lr_ratio: float = 0.1  # the descent ends near lr * min_lr_ratio
+    weight_decay: float = 0.1  # not for norms, biases and scalars
+    beta1: float = 0.9  # AdamW
+    beta2: float = 0.95  # AdamW
+    grad_clip: float = 1.0  # largest gradient norm; 0: no clipping
+
+    log_every: int = 10  # steps between rows of log.csv
+    eval_every: int = 250  # steps between estimates of the validation loss; 0: only the full one at the end
+    eval_batches: int = 10  # the same batches every time
+    sample_every: int = 500  # steps between printed samples; 0: none
+    save_every: int = 500  # steps between checkpoints; 0: only at the end, or when stopped
+
+    seed: int = 1337  # of the initial weights and of the batches
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # of matrix products; weights stay float32
+    threads: int | None = None  # CPU threads; None: torch's own choice
+    compile: bool = False  # compile the block, once for all loops: pays on a GPU, takes a minute to start
+
+    def __post_init__(self):
+        def need(ok: bool, name: str, rule: str):
+            if not ok:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {rule}")
+
+        for name in ("max_steps", "batch_size", "grad_accum", "log_every"):
+            need(getattr(self, name) >= 1, name, ">= 1")
+        for name in ("warmup_steps", "decay_steps", "eval_every", "sample_every", "save_every", "weight_decay"):
+            need(getattr(self, name) >= 0, name, ">= 0")
+        need(self.eval_every == 0 or self.eval_batches >= 1, "eval_batches", ">= 1 (or set eval_every=0)")
+        need(self.lr > 0 and math.isfinite(self.lr), "lr", "a finite number > 0")
+        need(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "in [0, 1]")
+        need(0 <= self.beta1 < 1, "beta1", "in [0, 1)")
+        need(0 <= self.beta2 < 1, "beta2", "in [0, 1)")
+        need(self.grad_clip >= 0, "grad_clip", ">= 0")
+        need(self.threads is None or self.threads >= 1, "threads", ">= 1, or None")
+
+
+# What a resumed run may change: where it lies, how long it goes on, and how often it reports. A new `max_steps` moves
+# the schedule: from there on the learning rate is that of a run of the new length.
+FREE_ON_RESUME = ("name", "runs", "max_steps", "log_every", "eval_every", "eval_batches", "sample_every", "save_every")
+
+
+@dataclass
+class TrainResult:
+    """What `train` returns."""
+
+    model: LoopedGPT  # in eval mode
+    tokenizer: Tokenizer
+    run: Path  # the run's folder
+    step: int  # steps done
+    history: list[dict[str, float | None]]  # the rows of log.csv
+    val_loss: float | None  # over the whole validation split, nats per token; None: stopped before the end
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Choices that depend on the machine: each returns what it chose and why
+
+
+def pick_device(asked: str = "auto") -> tuple[torch.device, str]:
+    """The device to compute on, and the reason."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if asked != "auto":
+        if (asked == "cuda" and not cuda) or (asked == "mps" and not mps):
+            raise ValueError(f"device={asked!r} was asked for, but torch sees none here: leave it at 'auto'")
+        return torch.device(asked), "asked for"
+    if cuda:
+        return torch.device("cuda"), f"torch sees {torch.cuda.get_device_name()}"
+    if mps:
+        return torch.device(
+            "mps"
+        ), "Apple GPU; its numbers differ a little from a CPU's. If they look wrong: device=cpu"
+    return torch.device("cpu"), "torch sees no GPU"
+
+
+def pick_dtype(device: torch.device, asked: str = "auto") -> tuple[torch.dtype, str]:
+    """The type of matrix products, and the reason: bfloat16 where the hardware computes in it, else float32."""
+    if asked != "auto":
+        return getattr(torch, asked), "asked for"
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "this GPU computes in bfloat16"
+        return torch.float32, "this GPU has no bfloat16 arithmetic"
+    if device.type == "cpu":
+        if cpu_has_bfloat16():
+            return torch.bfloat16, "this CPU computes in bfloat16"
+        return torch.float32, "this CPU has no bfloat16 arithmetic"
+    return torch.float32, "bfloat16 is not dependable on an Apple GPU"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies in bfloat16 (AVX512-BF16 or AMX). Where it does not, bfloat16 is emulated: slower."""
+    # torch has the public get_capabilities since 2.12; before that, one function per capability.
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    if capabilities:
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Several processes (torchrun). With one process all of this does nothing.
+
+
+@contextmanager
+def processes() -> Iterator[tuple[int, int]]:
+    """(rank, number of processes), joining the group that torchrun started, if it did."""
+    if not distributed.is_available() or not (distributed.is_initialized() or distributed.is_torchelastic_launched()):
+        yield 0, 1
+        return
+    own = not distributed.is_initialized()
+    if own:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group()
+    try:
+        yield distributed.get_rank(), distributed.get_world_size()
+    finally:
+        if own:
+            distributed.destroy_process_group()
+
+
+def world_size() -> int:
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    if world_size() > 1:
+        distributed.all_reduce(values)
+    return values
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Schedule, gradient, evaluation
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """The learning rate of a step, counted from 0. Warm-up: step 0 already has 1 / warmup_steps of the peak."""
+    warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    if config.schedule == "cosine":
+        progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+        height = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+    else:  # warm-up, stable, decay
+        decay_steps = min(config.decay_steps, config.max_steps - config.warmup_steps)
+        height = min(1.0, (config.max_steps - step) / max(1, decay_steps))
+    return config.lr * min(warmup, config.min_lr_ratio + (1 - config.min_lr_ratio) * height)
+
+
+class NextLoss(nn.Module):
+    """Runs one segment: the next loss of `model.segment_losses`, as the forward of a module.
+
+    DistributedDataParallel sums gradients for a backward whose forward it has seen. This is that forward.
+    """
+
+    def __init__(self, model: LoopedGPT):
+        super().__init__()
+        self.model = model
+
+    def forward(self, losses: Iterator[Tensor]) -> Tensor:
+        return next(losses)
+
+    def parallel(self) -> nn.Module:
+        """Itself, or shared with the other processes if there are any."""
+        if world_size() == 1:
+            return self
+        # A segment that starts from a detached stream uses no embedding unless it is re-injected.
+        unused = self.model.config.segment is not None
+        # The buffers (rotary table, router biases) are equal in all processes by construction.
+        return DistributedDataParallel(self, broadcast_buffers=False, find_unused_parameters=unused)
+
+
+def segment_count(config: LoopedConfig) -> int:
+    return math.ceil(config.n_loop / (config.segment or config.n_loop))
+
+
+def accumulate(
+    next_loss: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    scale: float = 1.0,
+) -> Iterator[Tensor]:
+    """Backpropagate one step's micro-batches; yield a loss per segment, its gradient times `scale` added to `.grad`.
+
+    batches: this process's (x, y), each (B, T) on any device. The loss, (), is the mean over all targets that count
+    (not -100) in all micro-batches and processes: micro-batches weigh by their number of targets, so that neither
+    `grad_accum` nor the number of processes changes loss or gradient.
+    """
+    model = (next_loss.module if isinstance(next_loss, DistributedDataParallel) else next_loss).model
+    device = model.wte.weight.device
+    counts = [int((y != -100).sum()) for _, y in batches]
+    total = int(sum_over_processes(torch.tensor(sum(counts))))
+    losses = [model.segment_losses(x.to(device), y.to(device)) for x, y in batches]
+    for _ in range(segment_count(model.config)):
+        mean = torch.zeros((), device=device)
+        for i, count in enumerate(counts):
+            # Gradients are exchanged once, after the last micro-batch.
+            exchange = i == len(counts) - 1 or not isinstance(next_loss, DistributedDataParallel)
+            with nullcontext() if exchange else next_loss.no_sync():
+                with autocast():
+                    loss = next_loss(losses[i])
+                # DistributedDataParallel averages over the processes, hence the factor.
+                (loss * (scale * world_size() * count / total)).backward()
+            mean += loss.detach() * (count / total)
+        yield sum_over_processes(mean)
+
+
+@torch.no_grad()
+def evaluate(model: LoopedGPT, batches: Iterable[tuple[Tensor, Tensor]], n_loop: int | None = None) -> float:
+    """Mean cross-entropy in nats per token over (x, y) batches, in eval mode and float32."""
+    was_training, device = model.training, model.wte.weight.device
+    model.eval()
+    total, count = 0.0, 0
+    for x, y in batches:
+        valid = int((y != -100).sum())
+        total += model(x.to(device), y.to(device), n_loop=n_loop)[1].item() * valid
+        count += valid
+    model.train(was_training)
+    total, count = sum_over_processes(torch.tensor((total, count), dtype=torch.float64)).tolist()
+    return total / count
+
+
+def sample(
+    model: LoopedGPT,
+    tokenizer: Tokenizer,
+    prompt: str = "\n",
+    *,
+    max_new_tokens: int = 300,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    n_loop: int | None = None,
+    seed: int = 1337,
+) -> str:
+    """The prompt and its continuation. The draw depends on `seed` alone and leaves torch's generators as they are."""
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one character")
+    device = model.wte.weight.device
+    idx = torch.as_tensor(tokenizer.encode(prompt), device=device)[None]  # (1, T)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    options = dict(temperature=temperature, top_k=top_k, n_loop=n_loop, generator=generator)
+    return tokenizer.decode(model.generate(idx, max_new_tokens, **options)[0].cpu())
+
+
+@torch.no_grad()
+def loop_rms(model: LoopedGPT, idx: Tensor) -> list[float]:
+    """RMS of the stream after each loop, for tokens idx (B, T)."""
+    was_training = model.training
+    states = model.eval()(idx, return_states=True)[2]
+    model.train(was_training)
+    return [state.square().mean().sqrt().item() for state in states]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Stopping, resuming, rehearsing
+
+
+class StopSignal:
+    """Turns Ctrl-C and SIGTERM into a wish: `asked` becomes True, and the loop stops at the end of the step.
+
+    A second Ctrl-C stops at once. Python delivers signals to the main thread only, so elsewhere this does nothing.
+    """
+
+    def __init__(self):
+        self.asked = False
+        self.old_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.old_handlers[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *exception: Any):
+        for number, handler in self.old_handlers.items():
+            signal.signal(number, handler)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator that code running here may draw from."""
+    return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all(), "python": random.getstate()}
+
+
+def set_random_state(state: dict[str, Any]):
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():  # else the run has moved to another machine
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["python"])
+
+
+def rehearse(step: Callable[[], Any], model: LoopedGPT):
+    """Run one step's forward and backward and take every trace of it back: what fails, fails before training."""
+    state, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
+    try:
+        step()
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(
+            "one step does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
+            "factor, or lower block_size or n_loop, or set segment"
+        ) from error
+    finally:
+        model.zero_grad()
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        set_random_state(state)
+
+
+def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
+    """``ValueError`` that lists what differs from the settings the run was trained with."""
+    changes = [
+        f"{name} was {stored[part].get(name)!r} and is now {value!r}"
+        for part in ("model", "train")
+        for name, value in now[part].items()
+        if name not in FREE_ON_RESUME and stored[part].get(name) != value
+    ]
+    if changes:
+        raise ValueError(
+            f"{run} cannot go on with other settings ({'; '.join(changes)}): give the old ones, or a new run"
+        )
+    check_same_tokenizer(tokenizer_from_spec(stored["tokenizer"]), tokenizer_from_spec(now["tokenizer"]))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training
+
+
+def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool = False) -> TrainResult:
+    """Train a model and leave a run on disk.
+
+    `vocab_size` of the model is set by the tokenizer. Ctrl-C and SIGTERM save a checkpoint at the end of the step and
+    return. resume: go on with the run called `train_config.name`; on the same machine, thread count and torch the
+    result is the uninterrupted one, bit for bit. Raises ValueError or FileNotFoundError for settings and data that
+    cannot work, FloatingPointError when the loss or the gradient stops being finite.
+    """
+    config = train_config
+    with ExitStack() as cleanup:
+        rank, n_processes = cleanup.enter_context(processes())
+        say = print if rank == 0 else lambda *_, **__: None
+
+        # -- where and how --
+        device, device_reason = pick_device(config.device)
+        dtype, dtype_reason = pick_dtype(device, config.dtype)
+        autocast = partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32)
+        if config.threads is not None:
+            cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(config.threads)
+        machine = dict(
+            torch=torch.__version__, device=device.type, dtype=str(dtype), threads=torch.get_num_threads(),
+            processes=n_processes,
+        )  # fmt: skip
+        say(f"device   {device.type}: {device_reason}")
+        say(f"dtype    {str(dtype).removeprefix('torch.')}: {dtype_reason}")
+        say(f"threads  {machine['threads']}" + (f" in each of {n_processes} processes" if n_processes > 1 else ""))
+
+        # -- data, model, optimizer --
+        corpus = load_corpus(config.data, config.tokenizer)
+        model_config = replace(model_config, vocab_size=corpus.tokenizer.vocab_size)
+        shared_out = dict(rank=rank, world_size=n_processes)
+        stream = BatchStream(corpus.train, config.batch_size, model_config.block_size, config.seed, **shared_out)
+        eval_stream = BatchStream(corpus.val, config.batch_size, model_config.block_size, config.seed, **shared_out)
+        eval_batches = list(islice(eval_stream, config.eval_batches))
+        opening = corpus.tokenizer.decode(corpus.val[:64])
+        prompt = opening[:1]  # of the samples on the way
+        torch.manual_seed(config.seed)
+        model = LoopedGPT(model_config).to(device)
+        optimizer = model.configure_optimizer(
+            config.lr, config.weight_decay, betas=(config.beta1, config.beta2), optimizer=config.optimizer
+        )
+        n_segments = segment_count(model_config)
+        step_per_segment = n_segments > 1 and config.step_per_segment is not False
+        tokens_per_step = config.batch_size * config.grad_accum * model_config.block_size
+        say(f"data     {corpus.name}: {len(corpus.train):,} tokens to train on, {len(corpus.val):,} to validate on")
+        say(
+            f"model    {model_config.n_layer} blocks x {model_config.n_loop} loops, "
+            f"{model.num_params():,} parameters, rule {model_config.rule}"
+        )
+        say(
+            f"batch    {config.batch_size * config.grad_accum} sequences x {model_config.block_size} = "
+            f"{tokens_per_step:,} tokens per step" + (f", {n_segments} updates each" if step_per_segment else "")
+        )
+
+        # -- a new run, or an old one --
+        step = updates = 0
+        seconds, history, last_good = 0.0, [], None
+        tokenizer_spec = corpus.tokenizer.spec()
+        settings = {"model": asdict(model_config), "train": asdict(config), "tokenizer": tokenizer_spec}
+        if resume:
+            run = find_run(config.name, config.runs)
+            refuse_changes(run, read_config(run), settings)
+            last_good, step, weights, state = load_checkpoint(run)
+            if step >= config.max_steps:
+                raise ValueError(f"{run} has done its {step} steps: give a larger max_steps to go on")
+            if state["n_tokens"] != len(corpus.train):
+                raise ValueError(
+                    f"{run} was trained on {state['n_tokens']} tokens, {config.data!r} now has {len(corpus.train)}: "
+                    "bring the old data back, or start a new run"
+                )
+            model.load_state_dict(weights)
+            optimizer.load_state_dict(state["optimizer"])
+            updates, seconds = state["updates"], state["seconds"]
+            history = [row for row in read_log(run / "log.csv") if row["step"] <= step]
+            say(f"resume   {last_good}")
+            for key, value in machine.items():
+                if state["machine"][key] != value:
+                    say(f"notice   {key} was {state['machine'][key]}, now {value}: not the bits of an uninterrupted run")
+        else:
+            run = new_run(config.runs, config.name) if rank == 0 else Path(config.runs) / config.name
+        say(f"run      {run}")
+        if rank == 0:
+            write_config(run, settings)
+            write_log(run / "log.csv", history)
+
+        # -- compile and rehearse --
+        next_loss = NextLoss(model).parallel()
+        scale = 1.0 if step_per_segment else 1 / n_segments
+        eager = nullcontext
+        if config.compile:
+            eager = partial(torch.compiler.set_stance, "force_eager")
+            for block in model.blocks:
+                block.compile()  # in place: the names in the state dict stay as they are
+        stream_state = stream.state_dict()
+        rehearsal = partial(list, accumulate(next_loss, [next(stream)], autocast, scale))
+        try:
+            rehearse(rehearsal, model)
+        except Exception as error:
+            if not config.compile or isinstance(error, MemoryError):
+                raise
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            say(f"compile  failed, going on without it ({reason})")
+            cleanup.enter_context(eager())
+        stream.load_state_dict(stream_state)
+        if resume:
+            stream.load_state_dict(state["stream"])
+            set_random_state(state["random"])
+
+        # -- the loop --
+        def save() -> Path | None:
+            state = dict(
+                optimizer=optimizer.state_dict(), stream=stream.state_dict(), random=random_state(), updates=updates,
+                seconds=seconds, n_tokens=len(corpus.train), machine=machine,
+            )  # fmt: skip
+            return save_checkpoint(run, step, model.state_dict(), state) if rank == 0 else None
+
+        def due(every: int) -> bool:
+            return every > 0 and step % every == 0
+
+        finished = stopped = False
+        first_step, first_second = step, seconds
+        with StopSignal() as stop, tqdm(total=config.max_steps, initial=step, unit="step", disable=rank != 0) as bar:
+            while not (finished or stopped):
+                started = time.perf_counter()
+                batches = [next(stream) for _ in range(config.grad_accum)]
+                lr = learning_rate(step, config)
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * group["lr_scale"]
+                for segment, loss in enumerate(accumulate(next_loss, batches, autocast, scale), start=1):
+                    if not step_per_segment and segment < n_segments:
+                        continue
+                    norm = clip_gradients(model, config.grad_clip)
+                    loss, norm = torch.stack((loss, norm)).tolist()
+                    if not math.isfinite(loss + norm):
+                        with eager():
+                            rms = ", ".join(f"{value:.3g}" for value in loop_rms(model, batches[0][0].to(device)))
+                        raise FloatingPointError(
+                            f"step {step + 1} stopped with loss {loss} and gradient norm {norm} at learning rate "
+                            f"{lr:.3g}; RMS of the stream after each loop: {rms}. This update was not made. Last good "
+                            f"checkpoint: {last_good or 'none yet'}. Try a lower lr, or another rule"
+                        )
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    updates += 1
+                step += 1
+                seconds += time.perf_counter() - started
+
+                finished = step == config.max_steps
+                stopped = not finished and bool(sum_over_processes(torch.tensor(int(stop.asked))))
+                val_loss = None
+                if due(config.eval_every) and not finished:
+                    with eager():
+                        val_loss = evaluate(model, eval_batches)
+                    if rank == 0:
+                        bar.write(f"step {step}: validation loss about {val_loss:.3f}")
+                if due(config.sample_every) and not finished and rank == 0:
+                    with eager():
+                        bar.write(sample(model, corpus.tokenizer, prompt, max_new_tokens=200, seed=config.seed) + "\n")
+                if due(config.log_every) or val_loss is not None or finished or stopped:
+                    row = dict(
+                        step=step, loss=loss, val_loss=val_loss, lr=lr, grad_norm=norm, updates=updates,
+                        tokens=step * tokens_per_step, seconds=round(seconds, 3),
+                    )  # fmt: skip
+                    history.append(row)
+                    if rank == 0:
+                        write_log(run / "log.csv", [row], mode="a")
+                if due(config.save_every) or finished or stopped:
+                    last_good = save()
+                speed = (step - first_step) * tokens_per_step / (seconds - first_second)
+                bar.set_postfix({"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}, refresh=False)
+                bar.update()
+
+        # -- the end --
+        model.eval()
+        go_on = f"minilooped train --resume {shlex.quote(str(run))}"
+        if stopped:
+            say(f"Stopped after step {step} of {config.max_steps}; saved {last_good}. To go on:\n    {go_on}")
+            return TrainResult(model, corpus.tokenizer, run, step, history, val_loss=None)
+        with eager():
+            windows = eval_windows(corpus.val, model_config.block_size, config.batch_size)
+            val_loss = evaluate(model, islice(windows, rank, None, n_processes))
+            if rank == 0:
+                plot_losses(history, val_loss, run / "loss.png")
+                say(f"\nA sample:\n{sample(model, corpus.tokenizer, prompt, seed=config.seed)}\n")
+        example = " ".join(opening.split()[:2]) or prompt
+        unit = "character" if corpus.tokenizer.name == "char" else "token"
+        say(f"Saved {last_good}, {run / 'log.csv'} and {run / 'loss.png'}. To train longer, or to sample:")
+        say(f"    {go_on} --max-steps {2 * config.max_steps}")
+        say(f"    minilooped sample {shlex.quote(str(run))} --prompt {shlex.quote(example)}")
+        say(f"Over the whole validation split ({len(corpus.val):,} tokens), in nats per {unit}:")
+        say(f"validation loss {val_loss:.3f}")
+        return TrainResult(model, corpus.tokenizer, run, step, history, val_loss)
+
+
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
+    """Scale all gradients down so that their common norm is at most `limit` (0: no limit). Returns the norm before."""
+    foreach = True if next(model.parameters()).device.type in ("cpu", "cuda") else None  # one kernel for many tensors
+    return nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf, foreach=foreach)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Log and plot
+
+LOG_FIELDS = dict(
+    step=int, loss=float, val_loss=float, lr=float, grad_norm=float, updates=int, tokens=int, seconds=float
+)
+
+
+def write_log(path: Path, rows: list[dict[str, float | None]], mode: Literal["w", "a"] = "w"):
+    """Write rows to a CSV file, or append them; a missing value is an empty cell."""
+    with open(path, mode, encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, LOG_FIELDS)
+        if mode == "w":
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_log(path: Path) -> list[dict[str, float | None]]:
+    """The whole rows of a log; one that a kill cut short is left out."""
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return [{name: LOG_FIELDS[name](text) if text else None for name, text in row.items()} for row in rows]
+
+
+def plot_losses(history: list[dict[str, float | None]], val_loss: float, path: Path):
+    """Draw the losses of a run over its steps."""
+    from matplotlib.figure import Figure  # not pyplot: that would start a window system, or take a notebook's figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([row["step"] for row in history], [row["loss"] for row in history], lw=1, label="training batches")
+    estimates = [row for row in history if row["val_loss"] is not None]
+    axes.plot(
+        [row["step"] for row in estimates], [row["val_loss"] for row in estimates], "o-", ms=4, label="validation"
+    )
+    axes.axhline(val_loss, color="black", ls=":", lw=1, label=f"whole validation split: {val_loss:.3f}")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=path.parent.name)
+    axes.legend()
+    figure.savefig(path, dpi=120)
