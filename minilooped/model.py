@@ -370,11 +370,10 @@ class Router(nn.Module):
         flat = choice.flatten()
         load = flat.new_zeros(n_expert).scatter_add_(0, flat, torch.ones_like(flat))
         aux_loss = config.z_coef * logits.logsumexp(dim=-1).square().mean()
-        if config.balance == "switch":  # E * sum of (share of tokens) * (mean probability); 1 when balanced
-            probability = score / score.sum(dim=-1, keepdim=True)
-            aux_loss = aux_loss + config.balance_coef * n_expert * (
-                load.to(score.dtype) / load.sum()
-            ) @ probability.mean(dim=0)
+        if config.balance == "switch":  # E * sum of (share of the tokens) * (mean probability); 1 when balanced
+            share = load.to(score.dtype) / load.sum()
+            probability = (score / score.sum(dim=-1, keepdim=True)).mean(dim=0)
+            aux_loss = aux_loss + config.balance_coef * n_expert * share @ probability
         return Routing(choice, weight, load, aux_loss)
 
     @torch.no_grad()
@@ -404,9 +403,8 @@ class Experts(nn.Module):
     def __init__(self, config: LoopedConfig):
         super().__init__()
         self.kind, inner = config.mlp, config.inner
-        self.w_in = nn.Parameter(
-            torch.empty(config.n_expert, config.n_embd, inner * (2 if self.kind == "swiglu" else 1))
-        )
+        inner_in = inner * (2 if self.kind == "swiglu" else 1)
+        self.w_in = nn.Parameter(torch.empty(config.n_expert, config.n_embd, inner_in))
         self.w_out = nn.Parameter(torch.empty(config.n_expert, inner, config.n_embd))
 
     def forward(self, x: Tensor, load: Tensor) -> Tensor:
