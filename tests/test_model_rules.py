@@ -267,7 +267,10 @@ def init_stds(**changes) -> dict[str, float]:
     return result
 
 
-@pytest.mark.parametrize("extra", [{}, dict(MOE, router="per_loop", router_init="independent")], ids=["dense", "moe"])
+WIDE_MOE = MOE | dict(n_inner=64, router="per_loop", router_init="independent")
+
+
+@pytest.mark.parametrize("extra", [{}, WIDE_MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("rule", RULE_NAMES)
 def test_beta_scales_value_output_and_mlp_matrices_and_nothing_else(rule, extra):
     """q, k, embeddings, head and routers keep init_std. Above all no rule adds a 1/sqrt(2L) of its own."""
