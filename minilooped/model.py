@@ -249,7 +249,7 @@ def rotary_table(block_size: int, head_size: int, base: float = 10000.0) -> Tens
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x (B, T, *, H, D) by its position's angle, in float32 or better."""
+    """Turn each pair (i, i + D/2) of x (B, T, *, H, D) by its position's angle, in the table's float32."""
     cos, sin = rope  # each (T, 1, 1, D)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 
@@ -502,6 +502,7 @@ class Block(nn.Module):
         update = scale(update, self.branch)
         if memory is not None:
             update, memory = memory.carry(update, self.beta)
+            update = update.to(h.dtype)  # the memories are float32
         h = self.attn_post_norm(scale(h, self.skip) + update)
 
         x, routing = scale(self.mlp_pre_norm(h), in_gain), None
