@@ -15,6 +15,7 @@ code: safetensors holds numbers only, and the rest is read with ``weights_only=T
 
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -85,7 +86,10 @@ def _newest(run: Path, read: Callable[[Path], T]) -> T:
         try:
             return read(path)
         except Exception as error:  # a damaged file can make its reader fail in any way
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if isinstance(error, pickle.UnpicklingError):
+                reason = "state.pt is damaged, or holds more than tensors, numbers and text"
+            else:
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             print(f"{path} cannot be read ({reason}): trying the one before")
     raise ValueError(f"{run} has no checkpoint that can be read: train again under another name")
 

@@ -238,6 +238,10 @@ class NextLoss(nn.Module):
         return DistributedDataParallel(self, broadcast_buffers=False, find_unused_parameters=unused)
 
 
+def raw_model(next_loss: nn.Module) -> LoopedGPT:
+    return (next_loss.module if isinstance(next_loss, DistributedDataParallel) else next_loss).model
+
+
 def segment_count(config: LoopedConfig) -> int:
     return math.ceil(config.n_loop / (config.segment or config.n_loop))
 
@@ -254,7 +258,7 @@ def accumulate(
     (not -100) in all micro-batches and processes: micro-batches weigh by their number of targets, so that neither
     `grad_accum` nor the number of processes changes loss or gradient.
     """
-    model = (next_loss.module if isinstance(next_loss, DistributedDataParallel) else next_loss).model
+    model = raw_model(next_loss)
     device = model.wte.weight.device
     counts = [int((y != -100).sum()) for _, y in batches]
     total = int(sum_over_processes(torch.tensor(sum(counts))))
@@ -271,6 +275,39 @@ def accumulate(
                 (loss * (scale * world_size() * count / total)).backward()
             mean += loss.detach() * (count / total)
         yield sum_over_processes(mean)
+
+
+def train_step(
+    next_loss: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[tuple[Tensor, Tensor]],
+    *,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    step_per_segment: bool = False,
+    grad_clip: float = 0.0,
+) -> tuple[float, float, int]:
+    """Backpropagate one step's micro-batches and update, at the end or after every segment.
+
+    Returns the loss of the last segment, the gradient norm before clipping (0: no clipping) and the number of updates.
+    Raises FloatingPointError, and leaves the weights alone, if loss or norm is not finite.
+    """
+    model, updates = raw_model(next_loss), 0
+    n_segments = segment_count(model.config)
+    scale = 1.0 if step_per_segment else 1 / n_segments
+    # One kernel for many tensors, where the device has it.
+    foreach = True if model.wte.weight.device.type in ("cpu", "cuda") else None
+    for segment, loss in enumerate(accumulate(next_loss, batches, autocast, scale), start=1):
+        if not step_per_segment and segment < n_segments:
+            continue
+        norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf, foreach=foreach)
+        loss, norm = torch.stack((loss, norm)).tolist()
+        if not math.isfinite(loss + norm):
+            optimizer.zero_grad()
+            raise FloatingPointError(f"loss {loss}, gradient norm {norm}")
+        optimizer.step()
+        optimizer.zero_grad()
+        updates += 1
+    return loss, norm, updates
 
 
 @torch.no_grad()
@@ -360,11 +397,15 @@ def set_random_state(state: dict[str, Any]):
     random.setstate(state["python"])
 
 
-def rehearse(step: Callable[[], Any], model: LoopedGPT):
-    """Run one step's forward and backward and take every trace of it back: what fails, fails before training."""
-    state, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
+def rehearse(
+    next_loss: nn.Module, batches: list[tuple[Tensor, Tensor]], autocast: Callable[[], AbstractContextManager]
+):
+    """One forward and backward, of which no trace remains: what fails, fails before training."""
+    model = raw_model(next_loss)
+    random_before, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
     try:
-        step()
+        for _ in accumulate(next_loss, batches, autocast):
+            pass
     except torch.OutOfMemoryError as error:
         raise MemoryError(
             "one step does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
@@ -374,7 +415,7 @@ def rehearse(step: Callable[[], Any], model: LoopedGPT):
         model.zero_grad()
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
-        set_random_state(state)
+        set_random_state(random_before)
 
 
 def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
@@ -417,7 +458,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             cleanup.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(config.threads)
         machine = dict(
-            torch=torch.__version__, device=device.type, dtype=str(dtype), threads=torch.get_num_threads(),
+            torch=str(torch.__version__), device=device.type, dtype=str(dtype), threads=torch.get_num_threads(),
             processes=n_processes,
         )  # fmt: skip
         say(f"device   {device.type}: {device_reason}")
@@ -427,10 +468,11 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         # -- data, model, optimizer --
         corpus = load_corpus(config.data, config.tokenizer)
         model_config = replace(model_config, vocab_size=corpus.tokenizer.vocab_size)
-        shared_out = dict(rank=rank, world_size=n_processes)
-        stream = BatchStream(corpus.train, config.batch_size, model_config.block_size, config.seed, **shared_out)
-        eval_stream = BatchStream(corpus.val, config.batch_size, model_config.block_size, config.seed, **shared_out)
-        eval_batches = list(islice(eval_stream, config.eval_batches))
+        draw = partial(
+            BatchStream, batch_size=config.batch_size, block_size=model_config.block_size, seed=config.seed,
+            rank=rank, world_size=n_processes,
+        )  # fmt: skip
+        stream, eval_batches = draw(corpus.train), list(islice(draw(corpus.val), config.eval_batches))
         opening = corpus.tokenizer.decode(corpus.val[:64])
         prompt = opening[:1]  # of the samples on the way
         torch.manual_seed(config.seed)
@@ -451,11 +493,10 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             f"{tokens_per_step:,} tokens per step" + (f", {n_segments} updates each" if step_per_segment else "")
         )
 
-        # -- a new run, or an old one --
+        # -- go on with an old run --
         step = updates = 0
         seconds, history, last_good = 0.0, [], None
-        tokenizer_spec = corpus.tokenizer.spec()
-        settings = {"model": asdict(model_config), "train": asdict(config), "tokenizer": tokenizer_spec}
+        settings = {"model": asdict(model_config), "train": asdict(config), "tokenizer": corpus.tokenizer.spec()}
         if resume:
             run = find_run(config.name, config.runs)
             refuse_changes(run, read_config(run), settings)
@@ -469,41 +510,42 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                 )
             model.load_state_dict(weights)
             optimizer.load_state_dict(state["optimizer"])
+            stream.load_state_dict(state["stream"])
+            set_random_state(state["random"])
             updates, seconds = state["updates"], state["seconds"]
             history = [row for row in read_log(run / "log.csv") if row["step"] <= step]
             say(f"resume   {last_good}")
-            for key, value in machine.items():
-                if state["machine"][key] != value:
-                    say(f"notice   {key} was {state['machine'][key]}, now {value}: not the bits of an uninterrupted run")
-        else:
-            run = new_run(config.runs, config.name) if rank == 0 else Path(config.runs) / config.name
-        say(f"run      {run}")
-        if rank == 0:
-            write_config(run, settings)
-            write_log(run / "log.csv", history)
+            for key, now in machine.items():
+                if state["machine"][key] != now:
+                    say(f"notice   {key} was {state['machine'][key]}, now {now}: not the bits of an uninterrupted run")
 
         # -- compile and rehearse --
         next_loss = NextLoss(model).parallel()
-        scale = 1.0 if step_per_segment else 1 / n_segments
+        do_step = partial(
+            train_step, next_loss, optimizer,
+            autocast=autocast, step_per_segment=step_per_segment, grad_clip=config.grad_clip,
+        )  # fmt: skip
         eager = nullcontext
         if config.compile:
             eager = partial(torch.compiler.set_stance, "force_eager")
             for block in model.blocks:
                 block.compile()  # in place: the names in the state dict stay as they are
-        stream_state = stream.state_dict()
-        rehearsal = partial(list, accumulate(next_loss, [next(stream)], autocast, scale))
         try:
-            rehearse(rehearsal, model)
+            rehearse(next_loss, [next(draw(corpus.train))], autocast)
         except Exception as error:
             if not config.compile or isinstance(error, MemoryError):
                 raise
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             say(f"compile  failed, going on without it ({reason})")
             cleanup.enter_context(eager())
-        stream.load_state_dict(stream_state)
-        if resume:
-            stream.load_state_dict(state["stream"])
-            set_random_state(state["random"])
+
+        # -- the folder --
+        if not resume:
+            run = new_run(config.runs, config.name) if rank == 0 else Path(config.runs) / config.name
+        if rank == 0:
+            write_config(run, settings)
+            write_log(run / "log.csv", history)
+        say(f"run      {run}")
 
         # -- the loop --
         def save() -> Path | None:
@@ -525,23 +567,17 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                 lr = learning_rate(step, config)
                 for group in optimizer.param_groups:
                     group["lr"] = lr * group["lr_scale"]
-                for segment, loss in enumerate(accumulate(next_loss, batches, autocast, scale), start=1):
-                    if not step_per_segment and segment < n_segments:
-                        continue
-                    norm = clip_gradients(model, config.grad_clip)
-                    loss, norm = torch.stack((loss, norm)).tolist()
-                    if not math.isfinite(loss + norm):
-                        with eager():
-                            rms = ", ".join(f"{value:.3g}" for value in loop_rms(model, batches[0][0].to(device)))
-                        raise FloatingPointError(
-                            f"step {step + 1} stopped with loss {loss} and gradient norm {norm} at learning rate "
-                            f"{lr:.3g}; RMS of the stream after each loop: {rms}. This update was not made. Last good "
-                            f"checkpoint: {last_good or 'none yet'}. Try a lower lr, or another rule"
-                        )
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    updates += 1
-                step += 1
+                try:
+                    loss, norm, n_updates = do_step(batches)
+                except FloatingPointError as error:
+                    with eager():
+                        rms = ", ".join(f"{value:.3g}" for value in loop_rms(model, batches[0][0].to(device)))
+                    raise FloatingPointError(
+                        f"step {step + 1} stopped before its update: {error}, at learning rate {lr:.3g}; RMS of the "
+                        f"stream after each loop: {rms}. Last good checkpoint: {last_good or 'none yet'}. "
+                        "Try a lower lr, or another rule"
+                    ) from error
+                step, updates = step + 1, updates + n_updates
                 seconds += time.perf_counter() - started
 
                 finished = step == config.max_steps
@@ -555,7 +591,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                 if due(config.sample_every) and not finished and rank == 0:
                     with eager():
                         bar.write(sample(model, corpus.tokenizer, prompt, max_new_tokens=200, seed=config.seed) + "\n")
-                if due(config.log_every) or val_loss is not None or finished or stopped:
+                if due(config.log_every) or val_loss is not None or finished:
                     row = dict(
                         step=step, loss=loss, val_loss=val_loss, lr=lr, grad_norm=norm, updates=updates,
                         tokens=step * tokens_per_step, seconds=round(seconds, 3),
@@ -581,7 +617,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             if rank == 0:
                 plot_losses(history, val_loss, run / "loss.png")
                 say(f"\nA sample:\n{sample(model, corpus.tokenizer, prompt, seed=config.seed)}\n")
-        example = " ".join(opening.split()[:2]) or prompt
+        example = " ".join(opening.split()[1:3]) or prompt  # the first word may be cut
         unit = "character" if corpus.tokenizer.name == "char" else "token"
         say(f"Saved {last_good}, {run / 'log.csv'} and {run / 'loss.png'}. To train longer, or to sample:")
         say(f"    {go_on} --max-steps {2 * config.max_steps}")
@@ -589,12 +625,6 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         say(f"Over the whole validation split ({len(corpus.val):,} tokens), in nats per {unit}:")
         say(f"validation loss {val_loss:.3f}")
         return TrainResult(model, corpus.tokenizer, run, step, history, val_loss)
-
-
-def clip_gradients(model: nn.Module, limit: float) -> Tensor:
-    """Scale all gradients down so that their common norm is at most `limit` (0: no limit). Returns the norm before."""
-    foreach = True if next(model.parameters()).device.type in ("cpu", "cuda") else None  # one kernel for many tensors
-    return nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf, foreach=foreach)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
