@@ -41,7 +41,7 @@ def embedded(name: str) -> Path:
 
 
 class Tokenizer(ABC):
-    """Text to ids and back. Two tokenizers give the same ids for every text if and only if their hashes are equal."""
+    """Text to ids and back. Tokenizers with equal hashes give the same ids for every text."""
 
     name: str  # "char", or the name of a tiktoken encoding
     vocab_size: int
@@ -121,7 +121,10 @@ class BPETokenizer(Tokenizer):
         return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
 
     def _decode(self, ids: list[int]) -> str:
-        return self.encoding.decode(ids)
+        try:
+            return self.encoding.decode(ids)
+        except KeyError as error:  # one of the unused ids
+            raise ValueError(f"the tokenizer {self.name!r} has no token for one of these ids ({error})") from error
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -193,6 +193,17 @@ def test_another_encoding_with_network(monkeypatch, gpt2):
     assert other.hash != gpt2.hash  # the name counts: it stands for the splitting pattern
 
 
+def test_encoding_with_unused_ids(monkeypatch):
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    gap = tiktoken.Encoding("gap", pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens={"<|end|>": 300})
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: gap)
+    tokenizer = BPETokenizer("cl100k_base")
+    assert tokenizer.vocab_size == 301 and len(tokenizer.hash) == 64
+    assert tokenizer.decode([104, 105, 300]) == "hi<|end|>"
+    with pytest.raises(ValueError, match="'cl100k_base' has no token for one of these ids"):
+        tokenizer.decode([104, 299])
+
+
 def test_unknown_tokenizer_is_refused():
     with pytest.raises(ValueError, match="unknown tokenizer 'word': choose 'char', 'gpt2'"):
         data.make_tokenizer("word", "text")
