@@ -182,7 +182,7 @@ def test_another_loop_count_sets_the_number_of_segments():
 
 
 def test_generators_of_two_micro_batches_advance_together():
-    """Gradient accumulation, one generator per micro-batch: the mean over equal halves is the whole batch's gradient."""
+    """Gradient accumulation, one generator per micro-batch: the mean over equal halves is the batch's gradient."""
     config = tiny(n_loop=4, segment=2)
     whole, halves = build(config, shaken=True), build(config, shaken=True)
     idx, targets = tokens(config, batch=4, seed=1), tokens(config, batch=4, seed=2)
