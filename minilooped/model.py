@@ -98,7 +98,7 @@ class LoopedConfig:
                 )
             elif float in kinds:
                 need(number and 0 <= value < math.inf, f"{name}={value!r} must be a finite number >= 0")
-        need(self.rule in RULES, f"rule={self.rule!r} is not one of {', '.join(RULES)}")
+        need(self.rule in tuple(RULES), f"rule={self.rule!r} is not one of {', '.join(RULES)}")
         for name in ("init_std", "lam", "l_ref"):
             need(getattr(self, name) != 0, f"{name}=0 would switch the model off: give a number > 0")
         beta = self.loop_residual
@@ -717,7 +717,7 @@ class LoopedGPT(nn.Module):
         positions move. Runs in eval mode and restores the mode. Raises ValueError on a negative option.
         """
         for name, value in (("temperature", temperature), ("max_new_tokens", max_new_tokens), ("top_k", top_k or 0)):
-            if value < 0:
+            if not value >= 0:
                 raise ValueError(f"{name}={value} must be >= 0")
         n_loop, block_size, was_training = self._loop_count(n_loop), self.config.block_size, self.training
         cache = None
@@ -814,7 +814,8 @@ def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch
     """Draw one token per row of logits (B, V) -> (B, 1)."""
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = at_least_float32(logits) / temperature
+    logits = at_least_float32(logits)
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # at most 0: no overflow as temperature -> 0
     if top_k and top_k < logits.shape[-1]:
         least = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
