@@ -78,7 +78,7 @@ class TrainConfig:
     log_every: int = 10  # steps between rows of log.csv
     eval_every: int = 250  # steps between estimates of the validation loss; 0: only the full one at the end
     eval_batches: int = 10  # the same batches every time
-    sample_every: int = 500  # steps between printed samples; 0: none
+    sample_every: int = 500  # steps between printed samples; 0: none, not even at the end
     save_every: int = 500  # steps between checkpoints; 0: only at the end, or when stopped
 
     seed: int = 1337  # of the initial weights and of the batches
@@ -105,9 +105,12 @@ class TrainConfig:
         need(self.threads is None or self.threads >= 1, "threads", ">= 1, or None")
 
 
-# What a resumed run may change: where it lies, how long it goes on, and how often it reports. A new `max_steps` moves
-# the schedule: from there on the learning rate is that of a run of the new length.
-FREE_ON_RESUME = ("name", "runs", "max_steps", "log_every", "eval_every", "eval_batches", "sample_every", "save_every")
+# What a resumed run may change: where it lies and runs, how long it goes on, how often it reports. A new `max_steps`
+# moves the schedule: from there on the learning rate is that of a run of the new length.
+FREE_ON_RESUME = (
+    "name", "runs", "max_steps", "log_every", "eval_every", "eval_batches", "sample_every", "save_every",
+    "device", "threads", "compile",
+)  # fmt: skip
 
 
 @dataclass
@@ -264,7 +267,7 @@ def accumulate(
     total = int(sum_over_processes(torch.tensor(sum(counts))))
     losses = [model.segment_losses(x.to(device), y.to(device)) for x, y in batches]
     for _ in range(segment_count(model.config)):
-        mean = torch.zeros((), device=device)
+        mean = 0.0
         for i, count in enumerate(counts):
             # Gradients are exchanged once, after the last micro-batch.
             exchange = i == len(counts) - 1 or not isinstance(next_loss, DistributedDataParallel)
@@ -273,7 +276,7 @@ def accumulate(
                     loss = next_loss(losses[i])
                 # DistributedDataParallel averages over the processes, hence the factor.
                 (loss * (scale * world_size() * count / total)).backward()
-            mean += loss.detach() * (count / total)
+            mean = mean + loss.detach() * (count / total)
         yield sum_over_processes(mean)
 
 
@@ -459,7 +462,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             torch.set_num_threads(config.threads)
         machine = dict(
             torch=str(torch.__version__), device=device.type, dtype=str(dtype), threads=torch.get_num_threads(),
-            processes=n_processes,
+            processes=n_processes, compile=config.compile,
         )  # fmt: skip
         say(f"device   {device.type}: {device_reason}")
         say(f"dtype    {str(dtype).removeprefix('torch.')}: {dtype_reason}")
@@ -535,7 +538,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         except Exception as error:
             if not config.compile or isinstance(error, MemoryError):
                 raise
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = " ".join(f"{type(error).__name__}: {error}".partition("\n\n")[0].split())
             say(f"compile  failed, going on without it ({reason})")
             cleanup.enter_context(eager())
 
@@ -560,7 +563,8 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
 
         finished = stopped = False
         first_step, first_second = step, seconds
-        with StopSignal() as stop, tqdm(total=config.max_steps, initial=step, unit="step", disable=rank != 0) as bar:
+        progress_bar = tqdm if rank == 0 else partial(tqdm, disable=True)
+        with StopSignal() as stop, progress_bar(total=config.max_steps, initial=step, unit="step") as bar:
             while not (finished or stopped):
                 started = time.perf_counter()
                 batches = [next(stream) for _ in range(config.grad_accum)]
@@ -616,6 +620,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             val_loss = evaluate(model, islice(windows, rank, None, n_processes))
             if rank == 0:
                 plot_losses(history, val_loss, run / "loss.png")
+            if rank == 0 and config.sample_every:
                 say(f"\nA sample:\n{sample(model, corpus.tokenizer, prompt, seed=config.seed)}\n")
         example = " ".join(opening.split()[1:3]) or prompt  # the first word may be cut
         unit = "character" if corpus.tokenizer.name == "char" else "token"

@@ -1,0 +1,179 @@
+"""Checkpoints: whole or not there, safe to load, and a damaged one is passed over."""
+
+import os
+import pickle
+import random
+import time
+
+import pytest
+import torch
+from tiny_runs import children
+
+from minilooped import checkpoint
+from minilooped.checkpoint import (
+    checkpoints,
+    find_run,
+    from_dict,
+    load_checkpoint,
+    load_model,
+    new_run,
+    read_config,
+    save_checkpoint,
+    write_config,
+)
+from minilooped.model import LoopedConfig
+
+
+def save(run, step):
+    """A checkpoint in which every number is the step."""
+    return save_checkpoint(run, step, {"weight": torch.full((50,), step)}, {"step": step, "moment": torch.tensor(step)})
+
+
+def is_good(found):
+    return (found.weights["weight"] == found.step).all() and found.state["step"] == found.state["moment"] == found.step
+
+
+def test_a_checkpoint_comes_back_and_the_one_before_is_kept(tmp_path):
+    for step in (9, 10, 11, 200):  # as words, "step-9" would be the newest
+        save(tmp_path, step)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-11", "step-200"]
+    assert load_checkpoint(tmp_path).step == 200 and is_good(load_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["save_file", "torch.save", "fsync", "os.replace"])
+def test_a_save_that_breaks_off_leaves_the_last_checkpoint(tmp_path, monkeypatch, part):
+    save(tmp_path, 1)
+
+    def half_way(data, path, *_):
+        open(path, "wb").write(b"half")
+        raise OSError("no space left on device")
+
+    def not_at_all(*_):
+        raise OSError("input/output error")
+
+    with monkeypatch.context() as broken:
+        if part == "save_file":
+            broken.setattr(checkpoint, "save_file", half_way)
+        elif part == "torch.save":
+            broken.setattr(torch, "save", half_way)
+        else:
+            broken.setattr(os, part.removeprefix("os."), not_at_all)
+        with pytest.raises(OSError):
+            save(tmp_path, 2)
+    assert load_checkpoint(tmp_path).step == 1 and is_good(load_checkpoint(tmp_path))
+    save(tmp_path, 2)  # what the broken save left behind is in nobody's way
+    assert load_checkpoint(tmp_path).step == 2 and is_good(load_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "missing"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys, name, damage):
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "zeros": bytes(len(content))}[damage])
+    found = load_checkpoint(tmp_path)
+    assert found.step == 1 and is_good(found)
+    printed = capsys.readouterr().out
+    assert f"{tmp_path / 'step-2'} cannot be read" in printed and printed.count("\n") == 1
+    save(tmp_path, 2)  # training from step 1 comes to step 2 again
+    assert load_checkpoint(tmp_path).step == 2 and is_good(load_checkpoint(tmp_path))
+
+
+def test_no_checkpoint_that_can_be_read_is_a_clear_error(tmp_path):
+    (save(tmp_path, 1) / "state.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="no checkpoint that can be read"):
+        load_checkpoint(tmp_path)
+
+
+class Intruder:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (self.marker, "w")
+
+
+def test_loading_a_strangers_file_runs_no_code(tmp_path, capsys):
+    marker = tmp_path / "marker"
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / "state.pt"
+    torch.save({"step": 2, "moment": Intruder(str(marker))}, file)
+    assert load_checkpoint(tmp_path).step == 1 and not marker.exists()
+    file.write_bytes(pickle.dumps(Intruder(str(marker)), protocol=2))  # a bare pickle, not torch's archive
+    assert load_checkpoint(tmp_path).step == 1 and not marker.exists()
+    assert "more than tensors, numbers and text" in capsys.readouterr().out
+    pickle.loads(file.read_bytes())  # the intruder is a real one
+    assert marker.exists()
+
+
+def save_forever(run):
+    step = load_checkpoint(run).step
+    while True:
+        step += 1
+        save(run, step)
+
+
+def test_ten_kills_in_the_middle_of_saving(tmp_path):
+    """Whatever a kill interrupts, what is left loads, and weights and state are of one step."""
+    save(tmp_path, 0)
+    draw, steps = random.Random(0), [0]
+    for _ in range(10):
+        child = children.Process(target=save_forever, args=(tmp_path,))
+        child.start()
+        deadline = time.monotonic() + 60
+        while checkpoints(tmp_path)[-1].name == f"step-{steps[-1]}":  # until it is saving
+            assert child.is_alive() and time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.03))
+        child.kill()
+        child.join()
+        found = load_checkpoint(tmp_path)
+        assert is_good(found)
+        assert found.path == checkpoints(tmp_path)[-1], "the newest one is good: it needed no second look"
+        steps.append(found.step)
+    assert steps == sorted(set(steps))
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_never_takes_the_folder_of_another(tmp_path):
+    assert [new_run(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a b", ".hidden"])
+def test_a_name_that_is_no_folder_name_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="name="):
+        new_run(tmp_path, name)
+
+
+def test_a_run_is_found_by_name_and_by_path_and_else_the_known_ones_are_listed(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there are none yet: start one with `minilooped train`"):
+        find_run("a", tmp_path)
+    for name in ("a", "b"):
+        write_config(new_run(tmp_path, name), {})
+    assert find_run("a", tmp_path) == find_run(tmp_path / "a") == tmp_path / "a"
+    with pytest.raises(FileNotFoundError, match="no run 'c' in .*; there are a, b"):
+        find_run("c", tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model": 1, "train": {}, "tokenizer": {}}'])
+def test_a_config_that_is_none_is_a_clear_error(tmp_path, content):
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="is not the config of a run"):
+        read_config(tmp_path)
+
+
+def test_a_setting_of_another_version_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"settings that this version of minilooped does not know \(n_lop\)"):
+        from_dict(LoopedConfig, {"n_loop": 2, "n_lop": 3}, tmp_path)
+
+
+def test_a_model_of_a_run_without_checkpoint_is_a_clear_error(tmp_path):
+    write_config(tmp_path, {"model": {"n_layer": 1, "n_embd": 48}, "train": {}, "tokenizer": {}})
+    with pytest.raises(ValueError, match="no checkpoint"):
+        load_model(tmp_path)

@@ -1,0 +1,746 @@
+"""The trainer: schedule, accumulation, resuming bit for bit, stopping, and numbers or settings that fail."""
+
+import json
+import math
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, replace
+from functools import partial
+
+import pytest
+import torch
+from tiny_runs import DENSE, LOOM, TEXT, children, cut_back, fingerprint, prepared, settings, train_in_child
+from torch import nn
+
+from minilooped import train as trainer
+from minilooped.checkpoint import checkpoints, load_checkpoint, load_model, read_config
+from minilooped.data import BatchStream, load_corpus
+from minilooped.model import Block, LoopedConfig, LoopedGPT
+from minilooped.presets import PRESETS
+from minilooped.train import (
+    NextLoss,
+    StopSignal,
+    TrainConfig,
+    accumulate,
+    evaluate,
+    learning_rate,
+    pick_device,
+    pick_dtype,
+    random_state,
+    read_log,
+    rehearse,
+    sample,
+    train,
+    train_step,
+)
+
+BOTH = pytest.mark.parametrize("model_config", [DENSE, LOOM], ids=["dense", "loom"])
+
+
+@pytest.fixture
+def dropout(monkeypatch):
+    """A model that draws random numbers in training, as one with dropout does."""
+    embed = LoopedGPT.embed
+
+    def dropped(model, *args):
+        return nn.functional.dropout(embed(model, *args), 0.2, training=model.training)
+
+    monkeypatch.setattr(LoopedGPT, "embed", dropped)
+
+
+def tiny_model(config: LoopedConfig, dtype=torch.float64) -> LoopedGPT:
+    torch.manual_seed(0)
+    return LoopedGPT(replace(config, vocab_size=11)).to(dtype)
+
+
+def tiny_batch(rows: int, ignored: int = 0):
+    """x and y, (rows, 8), with the first `ignored` targets of the flattened y left out."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randint(11, (2, rows, 8), generator=generator)
+    y.view(-1)[:ignored] = -100
+    return x, y
+
+
+def gradients(model):
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_run_leaves_its_files_and_says_how_to_go_on(tmp_path, capsys, model_config):
+    config = settings(tmp_path, max_steps=6, eval_every=2, sample_every=3, save_every=2)
+    result = train(model_config, config)
+    printed = capsys.readouterr().out
+    assert re.fullmatch(r"validation loss \d\.\d{3}", printed.splitlines()[-1])
+    for line in (
+        "device   cpu: ",
+        "dtype    ",
+        "threads  1",
+        "step 2: validation loss about ",
+        "in nats per character",
+    ):
+        assert line in printed
+    assert f"minilooped train --resume {result.run} --max-steps 12" in printed
+    assert f"minilooped sample {result.run} --prompt" in printed
+
+    assert sorted(path.name for path in result.run.iterdir()) == [
+        "config.json", "log.csv", "loss.png", "step-4", "step-6",
+    ]  # fmt: skip
+    assert result.run == tmp_path / "runs" / "tiny" and result.step == 6
+    assert read_log(result.run / "log.csv") == result.history
+    assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in result.history if row["val_loss"] is not None] == [2, 4]
+    assert result.history[-1]["updates"] == 6 * (2 if model_config is LOOM else 1)
+    assert result.history[-1]["tokens"] == 6 * 4 * 8
+    stored = read_config(result.run)
+    assert LoopedConfig(**stored["model"]) == replace(model_config, vocab_size=result.tokenizer.vocab_size)
+    assert TrainConfig(**stored["train"]) == config
+
+    model, tokenizer = load_model(result.run)
+    assert tokenizer.hash == result.tokenizer.hash
+    assert not model.training and not result.model.training
+    x = torch.arange(8)[None]
+    assert torch.equal(model(x)[0], result.model(x)[0])
+
+
+def test_the_default_run_learns(tmp_path):
+    start, end = (train(DENSE, settings(tmp_path, max_steps=steps, lr=2e-2)).val_loss for steps in (1, 60))
+    assert end < start - 0.5
+
+
+def test_the_validation_loss_is_the_mean_over_every_token_of_the_split(tmp_path):
+    result = train(DENSE, settings(tmp_path, max_steps=2))
+    val = torch.from_numpy(load_corpus(tmp_path / "tokens").val.astype("int64"))
+    total = count = 0
+    with torch.no_grad():
+        for start in range(0, len(val) - 1, 8):
+            x, y = val[start : start + 8], val[start + 1 : start + 9]
+            logits = result.model(x[None, : len(y)])[0][0]
+            total -= logits.log_softmax(-1)[torch.arange(len(y)), y].sum().item()
+            count += len(y)
+    assert count == len(val) - 1
+    assert result.val_loss == pytest.approx(total / count, abs=1e-5)
+
+
+def test_evaluation_leaves_mode_and_random_numbers_alone(tmp_path, dropout):
+    model = tiny_model(DENSE)
+    before = torch.get_rng_state()
+    losses = [evaluate(model, [tiny_batch(4, ignored=5)]) for _ in range(2)]
+    assert losses[0] == losses[1], "no dropout"
+    assert model.training and torch.equal(before, torch.get_rng_state())
+    assert evaluate(model, [tiny_batch(4)], n_loop=1) != evaluate(model, [tiny_batch(4)], n_loop=2)
+
+
+def test_a_sample_depends_on_its_seed_alone(tmp_path):
+    result = train(DENSE, settings(tmp_path, max_steps=1))
+    state = torch.get_rng_state()
+    first, again = (sample(result.model, result.tokenizer, "1 times", max_new_tokens=20) for _ in range(2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert first == again != sample(result.model, result.tokenizer, "1 times", max_new_tokens=20, seed=2)
+    assert first.startswith("1 times") and len(first) == len("1 times") + 20
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        sample(result.model, result.tokenizer, "")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_trains_in_miniature(tmp_path, name):
+    """All its choices but the sizes."""
+    model, config = PRESETS[name]
+    model = replace(model, n_layer=2, n_head=2, n_embd=16, block_size=8, n_inner=8)
+    small = settings(tmp_path, max_steps=2, save_every=0)
+    if config.tokenizer == "gpt2":
+        prepared(tmp_path / "gpt2", TEXT, "gpt2")
+        small = replace(small, data=str(tmp_path / "gpt2" / "tokens"))
+    kept = dict(optimizer=config.optimizer, schedule=config.schedule, tokenizer=config.tokenizer)
+    result = train(model, replace(small, **kept))
+    assert math.isfinite(result.val_loss)
+    assert result.model.config.vocab_size == (50257 if config.tokenizer == "gpt2" else result.tokenizer.vocab_size)
+
+
+# -- the schedule ------------------------------------------------------------------------------------------------------
+
+
+def rates(**changes) -> list[float]:
+    config = TrainConfig(**(dict(lr=1.0) | changes))
+    return [learning_rate(step, config) for step in range(config.max_steps)]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("min_lr_ratio", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("max_steps, warmup_steps, decay_steps", [
+    (10, 10, 10), (1, 0, 0), (1, 1, 1), (1, 100, 100), (10, 0, 0), (10, 0, 10), (10, 20, 5), (10, 5, 0), (10, 9, 1),
+    (1000, 100, 300),
+])  # fmt: skip
+def test_case_C4_every_schedule_is_defined_and_positive(schedule, min_lr_ratio, max_steps, warmup_steps, decay_steps):
+    lrs = rates(
+        schedule=schedule, min_lr_ratio=min_lr_ratio,
+        max_steps=max_steps, warmup_steps=warmup_steps, decay_steps=decay_steps,
+    )  # fmt: skip
+    assert all(0 < lr <= 1 for lr in lrs)
+    peak = lrs.index(max(lrs))
+    assert lrs[: peak + 1] == sorted(lrs[: peak + 1]) and lrs[peak:] == sorted(lrs[peak:], reverse=True)
+
+
+def test_case_C5_the_first_update_has_a_learning_rate():
+    assert rates(max_steps=10, warmup_steps=4, schedule="wsd", decay_steps=0)[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates(max_steps=10, warmup_steps=0)[0] == 1.0
+
+
+def test_the_descents_have_their_published_shapes():
+    cosine = rates(max_steps=110, warmup_steps=10, min_lr_ratio=0.1)
+    assert cosine[10] == 1.0 and cosine[60] == pytest.approx(0.55) and cosine[109] == pytest.approx(0.1, abs=1e-3)
+    wsd = rates(max_steps=100, warmup_steps=10, schedule="wsd", decay_steps=20, min_lr_ratio=0.0)
+    assert wsd[9:81] == [1.0] * 72 and wsd[90] == pytest.approx(0.5) and wsd[99] == pytest.approx(0.05)
+
+
+def test_the_schedule_reaches_the_optimizer_with_each_groups_factor(tmp_path, monkeypatch):
+    seen = []
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda self: (seen.append([g["lr"] for g in self.param_groups]), step(self))[1]
+    )
+    result = train(DENSE, settings(tmp_path, max_steps=3, warmup_steps=2, lr=1e-2))
+    factors = {1.0, DENSE.row.lr_factor}
+    assert len(factors) == 2
+    for lrs, row in zip(seen, result.history, strict=True):
+        assert set(lrs) == {row["lr"] * factor for factor in factors}
+    assert [row["lr"] for row in result.history[:2]] == [5e-3, 1e-2]
+
+
+# -- accumulation ------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("ignored", [0, 19])
+def test_case_C9_four_micro_batches_of_two_equal_one_of_eight(model_config, ignored):
+    """Loss and gradient, with micro-batches that hold 0 to 16 targets."""
+    model_config = replace(model_config, z_coef=0.0, balance="none")  # auxiliary losses are means over all tokens
+    results = []
+    for rows in (8, 2):
+        model = tiny_model(model_config)
+        x, y = tiny_batch(8, ignored)
+        if ignored and rows == 2:
+            assert (y[:2] == -100).all() and (y[2:4] == -100).any(), "one micro-batch without, one with a few targets"
+        batches = list(zip(x.split(rows), y.split(rows), strict=True))
+        if ignored:
+            batches = [(x, y) for x, y in batches if (y != -100).any()]
+        losses = [loss.item() for loss in accumulate(NextLoss(model), batches)]
+        results.append((losses, gradients(model)))
+    (losses, grads), (losses_2, grads_2) = results
+    assert losses == pytest.approx(losses_2, abs=1e-6) and len(losses) == (2 if model_config.segment else 1)
+    assert grads.keys() == grads_2.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, grads_2[name], atol=1e-6, rtol=1e-6)
+
+
+def test_case_C9_the_logged_loss_is_the_mean_of_the_step(tmp_path):
+    """The whole trainer, 4 x 2 against 1 x 8: the stream draws the same windows."""
+    logs = [
+        train(DENSE, settings(tmp_path, batch_size=b, grad_accum=a, dtype="float32")).history
+        for b, a in ((8, 1), (2, 4))
+    ]
+    for one, four in zip(*logs, strict=True):
+        for column in ("loss", "grad_norm", "tokens", "updates"):
+            assert one[column] == pytest.approx(four[column], rel=1e-4)
+
+
+def test_without_accumulation_the_gradient_is_that_of_plain_backward():
+    model, batch = tiny_model(DENSE), tiny_batch(4)
+    model(*batch)[1].backward()
+    plain = gradients(model)
+    model.zero_grad()
+    list(accumulate(NextLoss(model), [batch]))
+    assert all(torch.equal(grad, plain[name]) for name, grad in gradients(model).items())
+
+
+def test_one_update_for_all_segments_takes_the_mean_of_their_gradients():
+    model, batch = tiny_model(LOOM), tiny_batch(4)
+    for loss in model.segment_losses(*batch):
+        loss.backward()
+    summed = gradients(model)
+    model.zero_grad()
+    for block in model.blocks:
+        block.mlp.router.bias.zero_()  # where it was before the first pass
+    seen = {}
+
+    class Probe:
+        def step(self):
+            seen.update(gradients(model))
+
+        def zero_grad(self):
+            model.zero_grad()
+
+    _, _, updates = train_step(NextLoss(model), Probe(), [batch], step_per_segment=False)
+    assert updates == 1
+    for name, grad in summed.items():
+        torch.testing.assert_close(seen[name], grad / 2, atol=1e-12, rtol=1e-9)
+
+
+def test_an_update_per_segment_is_seen_by_the_next_segment():
+    model, batches = tiny_model(LOOM), [tiny_batch(4)]
+    x, y = batches[0]
+    reference = tiny_model(LOOM)
+    optimizer, of_reference = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, reference))
+    for loss in reference.segment_losses(x, y):
+        of_reference.zero_grad()
+        loss.backward()
+        of_reference.step()
+    loss_2, _, updates = train_step(NextLoss(model), optimizer, batches, step_per_segment=True)
+    assert updates == 2 and loss_2 == loss.item()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("asked, updates", [(None, 2), (True, 2), (False, 1)])
+def test_step_per_segment_follows_the_model_unless_told(tmp_path, asked, updates):
+    result = train(LOOM, settings(tmp_path, max_steps=1, step_per_segment=asked))
+    assert result.history[-1]["updates"] == updates
+
+
+def test_clipping_bounds_the_norm_and_the_log_has_the_norm_before(tmp_path):
+    model, batch = tiny_model(DENSE), tiny_batch(4)
+    list(accumulate(NextLoss(model), [batch]))
+    true_norm = math.sqrt(sum(grad.square().sum().item() for grad in gradients(model).values()))
+    model.zero_grad()
+    for clip in (0.0, 0.01):
+        start = [p.detach().clone() for p in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        _, norm, _ = train_step(NextLoss(model), optimizer, [batch], grad_clip=clip)
+        moved = math.sqrt(sum((p - q).square().sum().item() for p, q in zip(model.parameters(), start, strict=True)))
+        assert norm == pytest.approx(true_norm) and moved == pytest.approx(clip or true_norm, rel=1e-4)
+        with torch.no_grad():
+            for parameter, before in zip(model.parameters(), start, strict=True):
+                parameter.copy_(before)
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+VARIANTS = {
+    "dense, AdamW, 2 micro-batches": (DENSE, dict(grad_accum=2)),
+    "dense, Muon, bfloat16": (DENSE, dict(optimizer="muon", dtype="bfloat16")),
+    "LOOM, Muon, WSD": (LOOM, dict(optimizer="muon", schedule="wsd")),
+    "LOOM, one update": (LOOM, dict(step_per_segment=False, dtype="float32")),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_case_C10_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, dropout, variant):
+    model_config, changes = VARIANTS[variant]
+    config = settings(tmp_path, eval_every=4, sample_every=5, **changes)
+    straight = train(model_config, config)
+    copy = cut_back(straight.run, 10, tmp_path / "runs" / "copy")
+    assert fingerprint(copy) != fingerprint(straight.run)
+    torch.manual_seed(99), random.seed(99)  # whatever was drawn meanwhile
+    resumed = train(model_config, replace(config, name="copy"), resume=True)
+    assert fingerprint(copy) == fingerprint(straight.run)
+    assert resumed.val_loss == straight.val_loss
+    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in r.history] for r in (straight, resumed)]
+    assert timeless[0] == timeless[1]
+    assert read_log(copy / "log.csv") == resumed.history
+
+
+@pytest.mark.parametrize("forgotten", ["random", "stream", "optimizer", "buffers"])
+def test_case_C10_without_any_one_part_of_the_state_the_resumed_run_differs(tmp_path, monkeypatch, dropout, forgotten):
+    """So the test above can see each of them."""
+    straight = train(LOOM, settings(tmp_path))
+    copy = cut_back(straight.run, 10, tmp_path / "runs" / "copy")
+    if forgotten == "random":
+        monkeypatch.setattr(trainer, "set_random_state", lambda state: None)
+    elif forgotten == "stream":
+        monkeypatch.setattr(BatchStream, "load_state_dict", lambda stream, state: None)
+    elif forgotten == "optimizer":
+        monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", lambda optimizer, state: None)
+    else:
+        load = LoopedGPT.load_state_dict
+        monkeypatch.setattr(
+            LoopedGPT,
+            "load_state_dict",
+            lambda model, weights: load(
+                model, {k: v for k, v in weights.items() if "router.bias" not in k}, strict=False
+            ),
+        )
+    train(LOOM, settings(tmp_path, name="copy"), resume=True)
+    assert fingerprint(copy) != fingerprint(straight.run)
+
+
+def test_a_run_that_is_done_goes_on_only_to_a_larger_max_steps(tmp_path):
+    config = settings(tmp_path, max_steps=4)
+    run = train(DENSE, config).run
+    with pytest.raises(ValueError, match="has done its 4 steps: give a larger max_steps"):
+        train(DENSE, config, resume=True)
+    result = train(DENSE, replace(config, max_steps=7), resume=True)
+    assert result.step == 7 and result.run == run and [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6, 7]
+    assert read_config(run)["train"]["max_steps"] == 7
+
+
+@pytest.mark.parametrize(
+    "part, name, value",
+    [
+        ("model", "n_loop", 3),
+        ("model", "n_embd", 32),
+        ("model", "rule", "sqrt"),
+        ("train", "lr", 1.0),
+        ("train", "seed", 2),
+    ],
+)
+def test_changed_settings_are_refused_field_by_field(tmp_path, part, name, value):
+    config = settings(tmp_path, max_steps=4)
+    run = train(DENSE, config).run
+    before = fingerprint(run)
+    model_config, config = DENSE, replace(config, max_steps=8, beta1=0.5)
+    if part == "model":
+        model_config = replace(model_config, **{name: value})
+    else:
+        config = replace(config, **{name: value})
+    with pytest.raises(ValueError) as refusal:
+        train(model_config, config, resume=True)
+    assert f"{name} was " in str(refusal.value) and f"now {value!r}" in str(refusal.value)
+    assert "beta1 was 0.9 and is now 0.5" in str(refusal.value), "all of them are listed"
+    assert "max_steps was" not in str(refusal.value), "this one may change"
+    assert fingerprint(run) == before and read_config(run)["train"]["max_steps"] == 4
+
+
+def test_another_tokenizer_and_other_data_are_refused(tmp_path):
+    config = settings(tmp_path, max_steps=2)
+    train(DENSE, config)
+    config = replace(config, max_steps=4)
+    prepared(tmp_path, TEXT + "10 times 10 is 100.\n" * 20)  # the same characters
+    with pytest.raises(ValueError, match="was trained on 2209 tokens"):
+        train(DENSE, config, resume=True)
+    prepared(tmp_path, TEXT.replace("t", "T"))
+    with pytest.raises(ValueError, match="trained with the tokenizer 'char'"):
+        train(DENSE, config, resume=True)
+    prepared(tmp_path, TEXT + "?")
+    with pytest.raises(ValueError, match="vocab_size was"):
+        train(DENSE, config, resume=True)
+
+
+def test_another_machine_is_announced(tmp_path, capsys):
+    config = settings(tmp_path, max_steps=2, dtype="float32")
+    run = train(DENSE, config).run
+    file = checkpoints(run)[-1] / "state.pt"
+    state = torch.load(file, weights_only=True)
+    state["machine"]["threads"] = 7
+    torch.save(state, file)
+    capsys.readouterr()
+    train(DENSE, replace(config, max_steps=3), resume=True)
+    printed = capsys.readouterr().out
+    assert "notice   threads was 7, now 1: not the bits of an uninterrupted run" in printed
+    assert printed.count("notice") == 1
+
+
+def test_a_log_row_that_a_kill_cut_short_is_left_out(tmp_path):
+    config = settings(tmp_path, max_steps=4)
+    run = train(DENSE, config).run
+    with open(run / "log.csv", "a", encoding="utf-8") as file:
+        file.write("5,1.2")
+    result = train(DENSE, replace(config, max_steps=6), resume=True)
+    assert (
+        [row["step"] for row in read_log(run / "log.csv")] == [1, 2, 3, 4, 5, 6] == [r["step"] for r in result.history]
+    )
+
+
+# -- kills and signals -------------------------------------------------------------------------------------------------
+
+
+def newest_step(run):
+    found = checkpoints(run)
+    return int(found[-1].name.removeprefix("step-")) if found else 0
+
+
+def start_child(config, resume, past_step, run):
+    """A training process that has made a checkpoint after `past_step`."""
+    child = children.Process(target=train_in_child, args=(LOOM, config, resume))
+    child.start()
+    deadline = time.monotonic() + 60
+    while newest_step(run) <= past_step:
+        assert child.is_alive() and time.monotonic() < deadline
+        time.sleep(0.001)
+    return child
+
+
+# A schedule that does not depend on max_steps, so that the length can be settled afterwards.
+ENDLESS = dict(schedule="wsd", decay_steps=0, max_steps=10**6, save_every=1, optimizer="muon")
+
+
+def test_ten_kills_at_random_moments_and_the_run_ends_as_if_there_had_been_none(tmp_path):
+    config, run, draw = settings(tmp_path, **ENDLESS), tmp_path / "runs" / "tiny", random.Random(1)
+    for kill in range(10):
+        child = start_child(config, kill > 0, newest_step(run), run)
+        time.sleep(draw.uniform(0, 0.05))
+        child.kill()
+        child.join()
+    config = replace(config, max_steps=newest_step(run) + 3)
+    assert config.max_steps >= 13
+    train(LOOM, config, resume=True)
+    straight = train(LOOM, replace(config, name="straight", save_every=0))
+    assert fingerprint(run) == fingerprint(straight.run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_from_outside_saves_at_the_end_of_the_step(tmp_path, number):
+    config, run = settings(tmp_path, **ENDLESS | dict(save_every=0)), tmp_path / "runs" / "tiny"
+    child = children.Process(target=train_in_child, args=(LOOM, config, False))
+    child.start()
+    deadline = time.monotonic() + 60
+    while not (run / "log.csv").exists() or len(read_log(run / "log.csv")) < 3:
+        assert child.is_alive() and time.monotonic() < deadline
+        time.sleep(0.001)
+    os.kill(child.pid, number)
+    child.join(60)
+    assert child.exitcode == 0 and newest_step(run) >= 3
+    config = replace(config, max_steps=newest_step(run) + 3)
+    train(LOOM, config, resume=True)
+    straight = train(LOOM, replace(config, name="straight"))
+    assert fingerprint(run) == fingerprint(straight.run)
+
+
+def signal_at(step, number, monkeypatch, times=1):
+    """Let the signal arrive in the middle of a step."""
+    rate = trainer.learning_rate
+
+    def interrupted(now, config):
+        if now == step:
+            for _ in range(times):
+                signal.raise_signal(number)
+        return rate(now, config)
+
+    monkeypatch.setattr(trainer, "learning_rate", interrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_notebook_kernel_ends_the_call_and_not_the_kernel(tmp_path, capsys, monkeypatch, number):
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    config = settings(tmp_path, save_every=0)
+    with monkeypatch.context() as patch:
+        signal_at(6, number, patch)
+        result = train(DENSE, config)
+    assert result.step == 7 and result.val_loss is None and newest_step(result.run) == 7
+    printed = capsys.readouterr().out
+    assert f"Stopped after step 7 of 12; saved {result.run / 'step-7'}. To go on:" in printed
+    assert f"minilooped train --resume {result.run}\n" in printed
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    train(DENSE, config, resume=True)
+    straight = train(DENSE, replace(config, name="straight"))
+    assert fingerprint(result.run) == fingerprint(straight.run)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
+    handler = signal.getsignal(signal.SIGINT)
+    signal_at(6, signal.SIGINT, monkeypatch, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(DENSE, settings(tmp_path))
+    assert newest_step(tmp_path / "runs" / "tiny") == 5, "the regular checkpoint stands"
+    assert signal.getsignal(signal.SIGINT) is handler
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # not impatience: torchrun may repeat it
+    assert stop.asked
+
+
+def test_outside_the_main_thread_signals_are_left_alone(tmp_path):
+    handler, results = signal.getsignal(signal.SIGINT), []
+
+    def work():
+        results.append(train(DENSE, settings(tmp_path, max_steps=2)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results[0].step == 2 and signal.getsignal(signal.SIGINT) is handler
+
+
+# -- numbers that fail, memory that does not suffice -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [math.inf, math.nan])
+def test_a_step_that_is_not_finite_changes_no_weight(poison):
+    model = tiny_model(DENSE)
+    with torch.no_grad():
+        model.blocks[0].mlp.w_in.weight[0, 0] = poison
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = model.configure_optimizer(1e-2, 0.1)
+    with pytest.raises(FloatingPointError, match="loss nan, gradient norm nan"):
+        train_step(NextLoss(model), optimizer, [tiny_batch(4)])
+    for a, b in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    assert not optimizer.state_dict()["state"], "no moment has seen it"
+
+
+def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_found():
+    model = tiny_model(DENSE)
+    model.final_norm.weight.register_hook(lambda grad: grad * math.inf)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(FloatingPointError, match=r"loss \d\.\d+, gradient norm (inf|nan)"):
+        train_step(NextLoss(model), model.configure_optimizer(1e-2, 0.1), [tiny_batch(4)])
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@BOTH
+def test_a_run_that_blows_up_says_where_and_what_is_left(tmp_path, monkeypatch, model_config):
+    """At a step that is not logged."""
+    rate = trainer.learning_rate
+    monkeypatch.setattr(trainer, "learning_rate", lambda step, config: math.inf if step == 6 else rate(step, config))
+    config = settings(tmp_path, log_every=10, save_every=3, step_per_segment=False, dtype="float32")
+    with pytest.raises(FloatingPointError) as stop:
+        train(model_config, config)
+    message = str(stop.value)
+    assert "step 8 stopped before its update: loss nan, gradient norm nan, at learning rate 0.00" in message
+    norms = re.search("RMS of the stream after each loop: ([^;]*)[.] Last", message)[1].split(", ")
+    assert len(norms) == model_config.n_loop and any(not math.isfinite(float(norm)) for norm in norms)
+    assert f"Last good checkpoint: {tmp_path / 'runs' / 'tiny' / 'step-6'}" in message
+    assert load_checkpoint(tmp_path / "runs" / "tiny").step == 6
+
+
+@BOTH
+def test_a_rehearsal_leaves_no_trace(model_config, dropout):
+    model = tiny_model(model_config)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    states = random_state()
+    rehearse(NextLoss(model), [tiny_batch(4)], partial(torch.autocast, "cpu", enabled=False))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(states["torch"], torch.get_rng_state()) and states["python"] == random.getstate()
+    assert not gradients(model)
+
+
+def test_a_step_that_does_not_fit_fails_before_training_and_names_the_knobs(tmp_path, monkeypatch):
+    def too_large(model, *_):
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(LoopedGPT, "run_segment", too_large)
+    with pytest.raises(MemoryError) as failure:
+        train(DENSE, settings(tmp_path))
+    assert all(knob in str(failure.value) for knob in ("batch_size", "grad_accum", "block_size", "n_loop", "segment"))
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [
+    dict(max_steps=0), dict(batch_size=0), dict(grad_accum=0), dict(log_every=0), dict(lr=0.0), dict(lr=math.inf),
+    dict(warmup_steps=-1), dict(decay_steps=-1), dict(min_lr_ratio=1.5), dict(beta1=1.0), dict(beta2=-0.1),
+    dict(grad_clip=-1.0), dict(weight_decay=-1.0), dict(threads=0), dict(eval_batches=0), dict(save_every=-1),
+])  # fmt: skip
+def test_a_setting_that_cannot_work_is_named(changes):
+    ((name, value),) = changes.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r} must be"):
+        TrainConfig(**changes)
+
+
+def test_settings_survive_json():
+    for model, config in PRESETS.values():
+        again = json.loads(json.dumps([asdict(model), asdict(config)]))
+        assert (LoopedConfig(**again[0]), TrainConfig(**again[1])) == (model, config)
+
+
+def test_the_device_is_chosen_with_a_reason(monkeypatch):
+    def see(cuda=False, mps=False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+    see()
+    assert pick_device() == (torch.device("cpu"), "torch sees no GPU")
+    with pytest.raises(ValueError, match="device='cuda' was asked for, but torch sees none here"):
+        pick_device("cuda")
+    see(mps=True)
+    assert pick_device()[0].type == "mps" and "numbers differ" in pick_device()[1]
+    see(cuda=True, mps=True)
+    assert pick_device()[0].type == "cuda" and "H200" in pick_device()[1]
+    assert pick_device("cpu") == (torch.device("cpu"), "asked for")
+
+
+@pytest.mark.parametrize("device, bf16_hardware, dtype", [
+    ("cuda", True, torch.bfloat16), ("cuda", False, torch.float32),
+    ("cpu", True, torch.bfloat16), ("cpu", False, torch.float32), ("mps", True, torch.float32),
+])  # fmt: skip
+def test_case_C11_bfloat16_only_where_the_hardware_computes_in_it(monkeypatch, device, bf16_hardware, dtype):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16_hardware)
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: dict(avx512_bf16=bf16_hardware, avx2=True), raising=False
+    )
+    chosen, reason = pick_dtype(torch.device(device))
+    assert chosen == dtype and reason
+    assert pick_dtype(torch.device(device), "float32") == (torch.float32, "asked for")
+
+
+def test_a_torch_without_get_capabilities_is_asked_in_its_own_way(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    for found in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda found=found: found, raising=False)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+        assert trainer.cpu_has_bfloat16() is found
+
+
+def test_the_thread_count_is_set_for_the_run_and_put_back(tmp_path, monkeypatch):
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    train(DENSE, settings(tmp_path, max_steps=1, threads=3))
+    assert set_to == [3, torch.get_num_threads()]
+
+
+# -- compile -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Compile without generating machine code; counts the graphs."""
+    torch._dynamo.reset()
+    graphs = Counter()
+
+    def backend(graph, _):
+        graphs["n"] += 1
+        return graph.forward
+
+    monkeypatch.setattr(Block, "compile", lambda block: nn.Module.compile(block, backend=backend))
+    yield graphs
+    torch._dynamo.reset()
+
+
+def test_case_C1_a_compiled_run_has_the_same_keys_and_goes_on_without_compiling_and_back(tmp_path, graphs):
+    config = settings(tmp_path, max_steps=2, dtype="float32")
+    run = train(DENSE, replace(config, compile=True)).run
+    assert graphs["n"] > 0
+    _, _, weights, _ = load_checkpoint(run)
+    assert weights.keys() == LoopedGPT(replace(DENSE, vocab_size=21)).state_dict().keys()
+    load_model(run)
+    train(DENSE, replace(config, max_steps=4), resume=True)
+    compiled = train(DENSE, replace(config, max_steps=6, compile=True), resume=True)
+    eager = train(DENSE, replace(config, max_steps=6, name="eager"))
+    assert compiled.step == 6 and compiled.val_loss == pytest.approx(eager.val_loss, abs=0.2)
+
+
+def test_compiled_and_eager_training_agree_and_one_graph_serves_all_loops_and_layers(tmp_path, graphs):
+    config = settings(tmp_path, max_steps=20, dtype="float32", eval_every=7, sample_every=9)
+    counts = []
+    for n_loop in (1, 5):
+        graphs.clear()
+        torch._dynamo.reset()
+        model_config = replace(DENSE, n_loop=n_loop)
+        compiled = train(model_config, replace(config, compile=True))
+        counts.append(graphs["n"])
+        eager = train(model_config, config)
+        for a, b in zip(compiled.history, eager.history, strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+    assert counts == [1, 1]
+
+
+def test_where_compiling_fails_one_line_says_so_and_training_goes_on(tmp_path, capsys, monkeypatch):
+    def no_compiler(graph, _):
+        raise RuntimeError("no C++ compiler found")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(Block, "compile", lambda block: nn.Module.compile(block, backend=no_compiler))
+    config = settings(tmp_path, max_steps=3)
+    result = train(DENSE, replace(config, compile=True))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compile")]
+    assert len(lines) == 1 and "failed, going on without it" in lines[0] and "no C++ compiler found" in lines[0]
+    assert result.history[-1]["loss"] == train(DENSE, config).history[-1]["loss"]
+    torch._dynamo.reset()

@@ -1,0 +1,109 @@
+"""What the tests of the trainer share: a run that takes a fraction of a second, and its fingerprint."""
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minilooped.checkpoint import checkpoints, load_checkpoint
+from minilooped.data import prepare
+from minilooped.model import LoopedConfig
+from minilooped.train import TrainConfig, train
+
+# Child processes start from a server that has imported torch once: importing it takes seconds, and forking the test
+# process itself, threads and all, would be unsafe.
+children = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
+children.set_forkserver_preload(["minilooped.train", "torch._dynamo"])
+
+TEXT = "".join(f"{i} times {j} is {i * j}.\n" for i in range(12) for j in range(12))
+
+DENSE = LoopedConfig(block_size=8, n_layer=2, n_loop=2, n_head=2, n_embd=16, mlp="relu2", init_std=0.25)
+# Everything that is carried from loop to loop, and state that is not a parameter: LOOM in miniature.
+LOOM = LoopedConfig(
+    block_size=8,
+    n_layer=1,
+    n_loop=4,
+    n_head=2,
+    n_embd=16,
+    init_std=0.25,
+    rule="loom",
+    tie_embeddings=False,
+    reinject=True,
+    loop_residual=0.5,
+    loop_end_norm=True,
+    n_expert=4,
+    n_expert_shared=1,
+    router="per_loop",
+    gate="sigmoid",
+    moe_out_norm=True,
+    segment=2,
+)
+
+
+def prepared(folder: Path, text: str = TEXT, tokenizer: str = "char") -> Path:
+    """A folder of token files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+    return prepare(folder / "text.txt", folder / "tokens", tokenizer)
+
+
+def settings(folder: Path, **changes: Any) -> TrainConfig:
+    """Settings of a tiny run in `folder`, on the text that lies there."""
+    tokens = folder / "tokens"
+    defaults = dict(
+        name="tiny",
+        runs=str(folder / "runs"),
+        data=str(tokens if tokens.exists() else prepared(folder)),
+        max_steps=12,
+        batch_size=4,
+        lr=1e-2,
+        warmup_steps=4,
+        eval_every=0,
+        sample_every=0,
+        log_every=1,
+        save_every=5,
+    )
+    return TrainConfig(**(defaults | changes))
+
+
+def train_in_child(model_config: LoopedConfig, config: TrainConfig, resume: bool):
+    """The whole life of a child process."""
+    torch.set_num_threads(1)
+    train(model_config, config, resume=resume)
+
+
+def cut_back(run: Path, step: int, to: Path) -> Path:
+    """A copy of a run as it was after `step`, for which it must still have a checkpoint."""
+    shutil.copytree(run, to)
+    for path in checkpoints(to):
+        if path.name != f"step-{step}":
+            shutil.rmtree(path)
+    assert checkpoints(to), f"{run} has no step {step}"
+    return to
+
+
+def fingerprint(run: Path) -> str:
+    """sha256 of all that the last checkpoint holds: weights, optimizer, random generators, data position."""
+    _, step, weights, state = load_checkpoint(run)
+    digest = hashlib.sha256(str(step).encode("utf-8"))
+
+    def add(value: Any):
+        if isinstance(value, torch.Tensor):
+            digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in sorted(value, key=str):
+                digest.update(str(key).encode("utf-8"))
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for part in value:
+                add(part)
+        else:
+            digest.update(repr(value).encode("utf-8"))
+
+    add(weights)
+    add({key: part for key, part in state.items() if key != "seconds"})
+    return digest.hexdigest()
