@@ -290,9 +290,9 @@ def test_each_part_is_a_switch_of_its_own(part):
     torch.testing.assert_close(model.eval()(idx)[0], expected, rtol=1e-9, atol=1e-9)
     model = build(config)
     same_start = build(plain)
-    same_start.load_state_dict({
-        k: v[:1] if k.endswith("router.weight") else v for k, v in model.state_dict().items() if "out_norm" not in k
-    })
+    same_start.load_state_dict(
+        {k: v[:1] if k.endswith("router.weight") else v for k, v in model.state_dict().items() if "out_norm" not in k}
+    )
     assert not torch.equal(model.eval()(idx)[0], same_start.eval()(idx)[0])
 
 

@@ -171,7 +171,7 @@ def test_rules_of_the_loop_count_are_neutral_at_one_loop(rule):
 
 @pytest.mark.parametrize("rule", DEPTH_RULES)
 def test_zero_branch_gives_the_norm_of_the_input(rule):
-    """alpha sits on the skip and inside the norm: Norm(alpha x + 0) = Norm(x). A multiplied branch would do nothing."""
+    """The norm closes the sum, alpha within it: Norm(alpha x + 0) = Norm(x), whatever alpha."""
     model = build(tiny(rule=rule, n_layer=1))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -357,6 +357,51 @@ def test_case_B2_coordinate_check_over_doubled_width_loops_and_layers(rule, chan
         assert ratio > 1.2
     else:
         assert ratio == pytest.approx(1, abs=0.15)
+
+
+def output_change(rule: str, n_loop: int, n_layer: int = 2, rate: float = 1e-4, seed: int = 0) -> float:
+    """RMS by which the last stream moves when every matrix in the blocks takes one sign-like step of that rate."""
+    config = LoopedConfig(
+        vocab_size=64, block_size=32, n_layer=n_layer, n_loop=n_loop, n_head=4, n_embd=64, rule=rule,
+        embed_norm=True, init_std=64**-0.5, tie_embeddings=False,
+    )  # fmt: skip
+    model = build(config, dtype=torch.float32, seed=seed)
+    idx, targets = example(config)
+    _, loss, states = model(idx, targets, return_states=True)
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.blocks.parameters():
+            if parameter.dim() >= 2:
+                parameter -= rate * parameter.grad.sign()
+        return rms(model(idx, return_states=True)[2][-1] - states[-1])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_one_step_moves_the_output_by_rate_times_branch_times_loops(seed):
+    """||dh|| ~ eta epsilon N while epsilon N = O(1) (theorem 2): flat in N under 1/N, alone or factored. Where epsilon N
+    grows the theorem's constant does too: here 1.6 and 0.9 are measured against exponents of 1 and 1/2."""
+    loops = (4, 8, 16, 32)
+    slopes = {
+        rule: slope(loops, [output_change(rule, n_loop, seed=seed) for n_loop in loops])
+        for rule in ("none", "sqrt", "inverse", "factored")
+    }
+    assert slopes["inverse"] == pytest.approx(0, abs=0.1) and slopes["factored"] == pytest.approx(0, abs=0.1)
+    assert slopes["none"] > 0.9 and 0.4 < slopes["sqrt"] < slopes["none"] - 0.4
+    small, doubled = (output_change("inverse", 4, rate=rate, seed=seed) for rate in (1e-4, 2e-4))
+    assert doubled / small == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_factored_rate_keeps_the_output_change_over_layers(seed):
+    """||dh|| ~ eta lambda sqrt(L): the same rate moves deeper stacks more, the rate times lr_factor = L^-1/2 does not."""
+    layers = (1, 4, 16)
+    plain = [output_change("factored", 4, n_layer, seed=seed) for n_layer in layers]
+    scaled = [
+        output_change("factored", 4, n_layer, rate=1e-4 * row("factored", n_layer, 4).lr_factor, seed=seed)
+        for n_layer in layers
+    ]
+    assert slope(layers, plain) == pytest.approx(0.5, abs=0.1)
+    assert max(scaled) / min(scaled) < 1.2
 
 
 def test_small_initial_std_hides_the_growth():
