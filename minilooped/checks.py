@@ -1,0 +1,106 @@
+"""The exercises' checkers. Each takes the reader's answer, compares it with a reference, and says what differs.
+
+An answer that is still missing prints "not answered yet" and lets the notebook run on; a wrong one raises.
+"""
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .model import LoopedConfig, LoopedGPT
+from .train import pick_device, pick_dtype
+
+
+def installation() -> None:
+    """Print the versions that matter, and what the trainer will compute with, and why."""
+    device, device_reason = pick_device()
+    dtype, dtype_reason = pick_dtype(device)
+    print(f"python      {platform.python_version()}")
+    for package in ("minilooped", "torch", "jupyterlab", "ipywidgets", "matplotlib"):
+        print(f"{package:11} {version(package)}")
+    print(f"device      {device.type}: {device_reason}")
+    print(f"dtype       {str(dtype).removeprefix('torch.')}: {dtype_reason}")
+    print(f"threads     {torch.get_num_threads()}")
+
+
+def compare(name: str, answer: Any, expected: Any, tolerance: float = 1e-5) -> bool:
+    """Compare an answer, a number or a tensor, with what is expected.
+
+    Returns False for a missing answer (None). Raises AssertionError on the first of type, shape, dtype and values that
+    differs, and says by how much.
+    """
+    if answer is None:
+        print(f"{name}: not answered yet")
+        return False
+    if not isinstance(expected, Tensor):
+        if not isinstance(answer, int | float) or isinstance(answer, bool):
+            raise AssertionError(f"{name}: expected a number, got {type(answer).__name__}")
+        if abs(answer - expected) > tolerance * max(1.0, abs(expected)):
+            raise AssertionError(f"{name}: {answer:,} is not right (off by a factor of {answer / expected:.3g})")
+        return True
+    if not isinstance(answer, Tensor):
+        raise AssertionError(f"{name}: expected a tensor, got {type(answer).__name__}")
+    for what in ("shape", "dtype"):
+        got, wanted = getattr(answer, what), getattr(expected, what)
+        if got != wanted:
+            raise AssertionError(f"{name}: expected {what} {wanted}, got {got}")
+    close = torch.isclose(answer, expected, rtol=tolerance, atol=tolerance)
+    if not close.all():
+        furthest = (answer - expected).abs().max().item()
+        raise AssertionError(
+            f"{name}: {close.float().mean():.0%} of the values agree; the furthest is off by {furthest:.3g}"
+        )
+    return True
+
+
+def passed(name: str) -> None:
+    print(f"{name}: correct")
+
+
+# -- chapter 0 ---------------------------------------------------------------------------------------------------------
+
+
+def _small_model(n_loop: int, seed: int) -> LoopedGPT:
+    torch.manual_seed(seed)
+    config = LoopedConfig(vocab_size=11, block_size=8, n_layer=2, n_loop=n_loop, n_head=2, n_embd=16, init_std=0.25)
+    return LoopedGPT(config).eval()
+
+
+def untied_parameters(answer: Callable[[LoopedGPT], int]) -> None:
+    """Exercise: parameters of the same depth without tying."""
+    name = "untied_parameters"
+    for n_loop in (1, 3, 5):
+        model = _small_model(n_loop, seed=n_loop)
+        blocks = sum(parameter.numel() for parameter in model.blocks.parameters())
+        if not compare(f"{name} at n_loop={n_loop}", answer(model), model.num_params() + (n_loop - 1) * blocks, 0):
+            return
+    passed(name)
+
+
+def loss_after_every_loop(answer: Callable[[LoopedGPT, Tensor, Tensor, int], Tensor]) -> None:
+    """Exercise: the cross-entropy read out after each loop of one pass."""
+    name = "loss_after_every_loop"
+    for n_loop in (1, 2, 7):
+        model = _small_model(n_loop=2, seed=n_loop)
+        idx, targets = torch.randint(11, (2, 3, 1 + n_loop))
+        with torch.no_grad():
+            expected = torch.stack([model(idx, targets, n_loop=n)[1] for n in range(1, n_loop + 1)])
+            if not compare(f"{name} at n_loop={n_loop}", answer(model, idx, targets, n_loop), expected):
+                return
+    passed(name)
+
+
+def extra_compute(answer: Callable[[LoopedGPT, int], float]) -> None:
+    """Exercise: how many times the operations of the trained loop count another count takes."""
+    name = "extra_compute"
+    for trained, n_loop in ((1, 2), (4, 8), (3, 1)):
+        model = _small_model(trained, seed=0)
+        other = _small_model(n_loop, seed=0)
+        expected = other.flops_per_token(training=False) / model.flops_per_token(training=False)
+        if not compare(f"{name} from {trained} to {n_loop} loops", answer(model, n_loop), expected):
+            return
+    passed(name)

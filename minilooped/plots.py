@@ -1,0 +1,80 @@
+"""Arrays in, matplotlib Axes out. One look for every figure: opaque, readable, told apart without colour too."""
+
+from collections.abc import Sequence
+from io import BytesIO
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+STYLE = {
+    "figure.facecolor": "white",  # transparent figures vanish on a dark page
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.figsize": (7, 3.6),
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "font.size": 11,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.linewidth": 2,
+    "lines.markersize": 7,
+}
+LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
+
+
+def figure(**options) -> Axes:
+    """New axes in the common style; options go to `plt.subplots`."""
+    with plt.rc_context(STYLE):
+        return plt.subplots(**options)[1]
+
+
+def show(ax: Axes, alt: str) -> None:
+    """Show the figure in a notebook, with `alt` for those who cannot see it, and close it."""
+    from IPython.display import Image, display
+
+    png = BytesIO()
+    ax.figure.savefig(png, format="png", dpi=STYLE["figure.dpi"])
+    plt.close(ax.figure)
+    display(Image(png.getvalue(), alt=alt))
+
+
+def training_curve(
+    steps: Sequence[int], losses: Sequence[float], estimates: Sequence[tuple[int, float]], val_loss: float,
+    *, title: str = "", ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Training loss over the steps, (step, validation loss) estimates on the way, and the final validation loss."""
+    ax = figure() if ax is None else ax
+    ax.plot(steps, losses, color=LINE, linewidth=1, label="training batches")
+    if estimates:
+        ax.plot(
+            *zip(*estimates, strict=True), color=MARKED, marker="s", markersize=5, label="validation, a few batches"
+        )
+    ax.axhline(val_loss, color=QUIET, linestyle="--", linewidth=1.5, label=f"validation, all of it: {val_loss:.3f}")
+    ax.set(xlabel="step", ylabel="loss, nats per token", title=title)
+    ax.legend()
+    return ax
+
+
+def loss_by_loops(
+    n_loops: Sequence[int], losses: Sequence[float], trained: int, *, at: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """Validation loss (nats per token) against the loop count at test time.
+
+    trained: the loop count of training, marked by a dashed line; at: the dial's position, marked by a square.
+    """
+    ax = figure() if ax is None else ax
+    ax.plot(n_loops, losses, marker="o", color=LINE)
+    ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5)
+    ax.annotate(
+        f"trained with {trained}", (trained, 0.96), xycoords=("data", "axes fraction"), xytext=(6, 0),
+        textcoords="offset points", va="top", color=QUIET,
+    )  # fmt: skip
+    if at is not None:
+        loss = losses[list(n_loops).index(at)]
+        ax.plot([at], [loss], marker="s", markersize=12, color=MARKED, linestyle="none")
+        ax.set_title(f"{at} loops: {loss:.3f} nats per character")
+    ax.set(xlabel="loops at test time", ylabel="validation loss, nats", xticks=list(n_loops))
+    return ax
