@@ -378,7 +378,7 @@ def output_change(rule: str, n_loop: int, n_layer: int = 2, rate: float = 1e-4, 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_one_step_moves_the_output_by_rate_times_branch_times_loops(seed):
-    """||dh|| ~ eta epsilon N while epsilon N = O(1) (theorem 2): flat in N under 1/N, alone or factored. Where epsilon N
+    """||dh|| ~ eta epsilon N while epsilon N = O(1) (theorem 2): flat under 1/N, alone or factored. Where epsilon N
     grows the theorem's constant does too: here 1.6 and 0.9 are measured against exponents of 1 and 1/2."""
     loops = (4, 8, 16, 32)
     slopes = {
@@ -393,7 +393,7 @@ def test_one_step_moves_the_output_by_rate_times_branch_times_loops(seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_factored_rate_keeps_the_output_change_over_layers(seed):
-    """||dh|| ~ eta lambda sqrt(L): the same rate moves deeper stacks more, the rate times lr_factor = L^-1/2 does not."""
+    """||dh|| ~ eta lambda sqrt(L): a rate moves deeper stacks more, the rate times lr_factor = L^-1/2 not."""
     layers = (1, 4, 16)
     plain = [output_change("factored", 4, n_layer, seed=seed) for n_layer in layers]
     scaled = [
