@@ -5,6 +5,7 @@ that needs it, so that ``minilooped --help`` answers at once.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -50,7 +51,7 @@ def train(argv: list[str]) -> int:
     before, now = (
         c.batch_size * c.grad_accum * m.block_size for m, c in ((model, training), (asked.model, asked.train))
     )
-    if now < before and asked.train.lr == training.lr:
+    if now < before and asked.train.lr == training.lr and os.environ.get("RANK", "0") == "0":
         print(
             f"notice   {now:,} tokens per step instead of the {before:,} that lr={training.lr:g} was chosen for: raise "
             "grad_accum to keep them, or lower lr"

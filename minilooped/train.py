@@ -479,6 +479,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         opening = corpus.tokenizer.decode(corpus.val[:64])
         prompt = opening[:1]  # of the samples on the way
         torch.manual_seed(config.seed)
+        random.seed(config.seed)
         model = LoopedGPT(model_config).to(device)
         optimizer = model.configure_optimizer(
             config.lr, config.weight_decay, betas=(config.beta1, config.beta2), optimizer=config.optimizer
