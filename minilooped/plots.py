@@ -1,6 +1,6 @@
 """Arrays in, matplotlib Axes out. One look for every figure: opaque, readable, told apart without colour too."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 
 import matplotlib.pyplot as plt
@@ -21,6 +21,13 @@ STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 2,
     "lines.markersize": 7,
+}
+# One colour and one marker per rule through the whole series.
+RULE_LOOK = {
+    "none": ("#c0392b", "o"),
+    "sqrt": ("#d68910", "s"),
+    "inverse": ("#1f5fa8", "^"),
+    "factored": ("#1e8449", "D"),
 }
 LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
 
@@ -54,7 +61,7 @@ def training_curve(
         )
     ax.axhline(val_loss, color=QUIET, linestyle="--", linewidth=1.5, label=f"validation, all of it: {val_loss:.3f}")
     ax.set(xlabel="step", ylabel="loss, nats per token", title=title)
-    ax.legend()
+    ax.legend(frameon=False)
     return ax
 
 
@@ -77,4 +84,21 @@ def loss_by_loops(
         ax.plot([at], [loss], marker="s", markersize=12, color=MARKED, linestyle="none")
         ax.set_title(f"{at} loops: {loss:.3f} nats per character")
     ax.set(xlabel="loops at test time", ylabel="validation loss, nats", xticks=list(n_loops))
+    return ax
+
+
+def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
+    """RMS of the stream against the loop count, both axes logarithmic, a line per rule, guides of slope 1, 1/2, 0."""
+    ax = figure() if ax is None else ax
+    for rule, values in rms.items():
+        colour, marker = RULE_LOOK[rule]
+        ax.plot(n_loops, values, color=colour, marker=marker, label=rule)
+    for slope, name in ((1, "N"), (0.5, "√N"), (0, "1")):
+        ax.plot(n_loops, [n**slope for n in n_loops], color=QUIET, linestyle=":", linewidth=1)
+        ax.annotate(name, (n_loops[-1], n_loops[-1] ** slope), (5, -4), textcoords="offset points", color=QUIET)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set(xlabel="loops N", ylabel="RMS of the stream", xticks=n_loops, xticklabels=[str(n) for n in n_loops])
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.legend(frameon=False)
     return ax

@@ -1,0 +1,162 @@
+"""The default run against nanoGPT's README recipe for a CPU: same text, same split, same CPU time.
+
+    python benchmarks/recipe.py --nanogpt ../nanoGPT --out data/results/recipe.json
+
+nanoGPT (a clone beside this repository, given by path) trains 4 untied layers of width 128 for 2,000 steps of 12 x 64
+characters, AdamW at 1e-3 with a cosine to 1e-4. Two of ours get the number of steps that takes as much CPU time, as
+measured in interleaved bursts before: the `shakespeare` preset, and its control, the same recipe on an untied stack of
+the same depth as nanoGPT's. The loss is over the whole validation split in windows of 64 characters. One thread.
+"""
+
+import json
+import math
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+
+import torch
+import tyro
+from bench import peer
+from torch import nn
+
+from minilooped.data import BatchStream, eval_windows, load_corpus
+from minilooped.model import LoopedConfig
+from minilooped.presets import PRESETS
+from minilooped.train import TrainConfig, train
+
+NANOGPT_STEPS, WARMUP, PEAK, FLOOR = 2000, 100, 1e-3, 1e-4
+
+
+@dataclass(frozen=True)
+class Options:
+    nanogpt: Path  # a clone of karpathy/nanoGPT
+    out: Path | None = None  # where to write the results, as JSON
+    seeds: tuple[int, ...] = (1, 2, 3)
+    steps: int = NANOGPT_STEPS  # fewer steps to try the script out
+
+
+class NanoGPT:
+    """The README's recipe, one step at a time."""
+
+    def __init__(self, path: Path, seed: int, n_steps: int):
+        self.corpus, self.n_steps, self.step = load_corpus("shakespeare"), n_steps, 0
+        module = peer(path)
+        torch.manual_seed(seed)
+        shape = dict(block_size=64, n_layer=4, n_head=4, n_embd=128, dropout=0.0, bias=False)
+        self.model = module.GPT(module.GPTConfig(vocab_size=self.corpus.tokenizer.vocab_size, **shape))
+        self.optimizer = self.model.configure_optimizers(0.1, PEAK, (0.9, 0.99), "cpu")
+        self.stream = BatchStream(self.corpus.train, batch_size=12, block_size=64, seed=seed)
+
+    def run(self, n_steps: int) -> None:
+        for _ in range(n_steps):
+            if self.step < WARMUP:
+                lr = PEAK * (self.step + 1) / (WARMUP + 1)
+            else:
+                progress = (self.step - WARMUP) / max(1, self.n_steps - WARMUP)
+                lr = FLOOR + 0.5 * (1 + math.cos(math.pi * progress)) * (PEAK - FLOOR)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            loss = self.model(*next(self.stream))[1]
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step += 1
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        self.model.eval()
+        total, count = 0.0, 0
+        for x, y in eval_windows(self.corpus.val, 64, 64):
+            total += self.model(x, y)[1].item() * y.numel()
+            count += y.numel()
+        return total / count
+
+
+def ours(model: LoopedConfig, training: TrainConfig, n_steps: int, seed: int):
+    """Train a preset for n_steps, with its schedule shortened or lengthened in proportion."""
+    stretch = n_steps / training.max_steps
+    training = replace(
+        training,
+        max_steps=n_steps,
+        warmup_steps=round(training.warmup_steps * stretch),
+        decay_steps=round(training.decay_steps * stretch),
+        runs=tempfile.mkdtemp(),
+        seed=seed,
+        threads=1,
+        eval_every=0,
+        sample_every=0,
+        save_every=0,
+    )
+    return train(model, training)
+
+
+def cpu_seconds(run: Callable[[], object]) -> float:
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def main(options: Options) -> None:
+    torch.set_num_threads(1)
+    preset = PRESETS["shakespeare"]
+    untied = replace(preset.model, n_layer=4, n_loop=1, l_ref=preset.model.l_ref * 4 / preset.model.n_layer)
+    contenders = {"looped": preset.model, "untied control": untied}
+
+    # How many steps of ours take the CPU time of one of nanoGPT's: the best of a few bursts, taken in turn. A run's
+    # fixed costs (data, checkpoint, validation) cancel in the difference between a long and a short burst.
+    reference, burst = NanoGPT(options.nanogpt, seed=0, n_steps=10**9), 20
+    per_step: dict[str, list[float]] = {"nanoGPT": []} | {name: [] for name in contenders}
+    for _ in range(4):
+        per_step["nanoGPT"].append(cpu_seconds(lambda: reference.run(burst)) / burst)
+        for name, model in contenders.items():
+            short, long = (
+                cpu_seconds(lambda n=n, model=model: ours(model, preset.train, n, seed=0)) for n in (2, 2 + burst)
+            )
+            per_step[name].append((long - short) / burst)
+    steps = {name: round(options.steps * min(per_step["nanoGPT"]) / min(per_step[name])) for name in contenders}
+
+    rows = []
+
+    def record(name: str, seed: int, n_steps: int, parameters: int, loss: float, seconds: float) -> None:
+        rows.append(dict(name=name, seed=seed, steps=n_steps, parameters=parameters, loss=loss, cpu_seconds=seconds))
+        print(
+            f"{name:16} seed {seed}  {n_steps} steps  {parameters:,} parameters  {seconds:.0f} s  {loss:.4f}",
+            flush=True,
+        )
+
+    for seed in options.seeds:
+        nanogpt = NanoGPT(options.nanogpt, seed, options.steps)
+        seconds = cpu_seconds(lambda nanogpt=nanogpt: nanogpt.run(options.steps))
+        parameters = sum(parameter.numel() for parameter in nanogpt.model.parameters())
+        record("nanoGPT", seed, options.steps, parameters, nanogpt.validation_loss(), seconds)
+        for name, model in contenders.items():
+            began = time.process_time()
+            result = ours(model, preset.train, steps[name], seed)
+            seconds = time.process_time() - began  # with the validation, which nanoGPT's figure leaves out
+            record(name, seed, steps[name], result.model.num_params(), result.val_loss, seconds)
+
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        provenance = dict(
+            made_by="python benchmarks/recipe.py --nanogpt PATH --out data/results/recipe.json",
+            date=date.today().isoformat(),
+            commit=commit.stdout.strip(),
+            torch=str(torch.__version__),
+            python=platform.python_version(),
+            cpu=torch.backends.cpu.get_cpu_capability() + ", one thread",
+            model=asdict(preset.model),
+            cpu_seconds_per_step={name: min(values) for name, values in per_step.items()},
+        )
+        text = json.dumps(dict(provenance=provenance, rows=rows), indent=1) + "\n"
+        options.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
