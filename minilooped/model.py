@@ -391,7 +391,9 @@ def grouped_linear(x: Tensor, weight: Tensor, load: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    if hasattr(F, "grouped_mm") and x.dtype in (torch.float32, torch.bfloat16) and aligned:
+    # Eagerly one kernel serves both dtypes; under torch.compile its shape rules know bfloat16 only.
+    dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.bfloat16, torch.float32)
+    if hasattr(F, "grouped_mm") and x.dtype in dtypes and aligned:
         return F.grouped_mm(x, weight, offs=load.cumsum(0).to(torch.int32))
     groups = x.split(load.tolist())
     return torch.cat([group @ w for group, w in zip(groups, weight.unbind(0), strict=True)])
