@@ -28,9 +28,10 @@ def new_cache(model, n_loop: int, batch: int = 2) -> KVCache:
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["float32", "float64"]
+    "extra, dtype, tolerance",
+    [({}, torch.float64, 1e-10), (LOOM, torch.float64, 1e-10), (LOOM, torch.float32, 1e-5)],
+    ids=["dense-float64", "loom-float64", "loom-float32"],
 )
-@pytest.mark.parametrize("extra", [{}, LOOM], ids=["dense", "loom"])
 @pytest.mark.parametrize("n_loop", [1, 2, 6])
 @pytest.mark.parametrize("rule", RULE_NAMES)
 def test_cached_generation_equals_uncached(rule, n_loop, extra, dtype, tolerance):
