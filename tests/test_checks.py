@@ -1,0 +1,203 @@
+"""The exercises' checkers: the right answer passes; a wrong one is told what differs; a missing one does no harm."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from minilooped import checks
+from minilooped.model import LoopedGPT
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture) -> Callable[[], str]:
+    return lambda: capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# installation
+
+
+def test_installation_prints_versions_device_and_reasons(printed, monkeypatch):
+    device = torch.device("cuda"), "torch sees a gold-plated GPU"
+    monkeypatch.setattr(checks, "pick_device", lambda: device)
+    monkeypatch.setattr(checks, "pick_dtype", lambda chosen: (torch.bfloat16, f"{chosen.type} likes it"))
+    checks.installation()
+    lines = dict(line.split(maxsplit=1) for line in printed().splitlines())
+    for package in ("minilooped", "torch", "jupyterlab", "ipywidgets", "matplotlib"):
+        assert lines[package] == version(package)
+    assert lines["device"] == "cuda: torch sees a gold-plated GPU"
+    assert lines["dtype"] == "bfloat16: cuda likes it"
+    assert lines["threads"] == str(torch.get_num_threads())
+
+
+def test_installation_works_on_this_machine(printed):
+    checks.installation()
+    assert re.search(r"^device +(cpu|cuda|mps): \w+", printed(), re.MULTILINE)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# compare
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "message"),
+    [
+        ("4", 4, "expected a number, got str"),
+        (True, 1, "expected a number, got bool"),
+        (torch.tensor(4), 4, "expected a number, got Tensor"),
+        (8, 4, r"8 is not right \(off by a factor of 2\)"),
+        (-4, 4, r"-4 is not right \(off by a factor of -1\)"),
+        (math.inf, 4, "inf is not right"),
+        (1234567, 7, "1,234,567 is not right"),
+        ([1.0, 2.0], torch.ones(2), "expected a tensor, got list"),
+        (torch.ones(3), torch.ones(2), r"expected shape torch.Size\(\[2\]\), got torch.Size\(\[3\]\)"),
+        (torch.ones(2, dtype=torch.long), torch.ones(2), "expected dtype torch.float32, got torch.int64"),
+        (torch.tensor([1.0, 1.5, 1.0, 0.0]), torch.ones(4), "50% of the values agree; the furthest is off by 1"),
+        (torch.tensor([math.nan, 1.0]), torch.ones(2), "50% of the values agree"),
+    ],
+)
+def test_compare_says_what_differs(answer, expected, message):
+    with pytest.raises(AssertionError, match=f"^name: .*{message}"):
+        checks.compare("name", answer, expected)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(4, 4), (4.0, 4), (1e6 + 1, 1e6), (torch.ones(2) + 1e-6, torch.ones(2))],
+)
+def test_compare_accepts_what_differs_by_rounding(answer, expected, printed):
+    assert checks.compare("name", answer, expected)
+    assert printed() == ""
+
+
+def test_compare_needs_more_than_a_small_difference_when_asked_to():
+    with pytest.raises(AssertionError):
+        checks.compare("name", 1_000_001, 1_000_000, tolerance=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The exercises: right answers, written without the notebook's solutions, and the mistakes that readers make
+
+
+def blocks(model: LoopedGPT) -> int:
+    """Parameters of one loop's blocks, counted by name."""
+    return sum(p.numel() for name, p in model.state_dict().items() if name.startswith("blocks."))
+
+
+def read_out(model, h, targets):
+    logits = model.logits(h)
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def losses_of_states(model, idx, targets, n_loop):
+    return torch.stack([read_out(model, h, targets) for h in model(idx, n_loop=n_loop, return_states=True)[2]])
+
+
+def started_anew_each_loop(model, idx, targets, n_loop):
+    x0 = model.embed(idx)
+    return torch.stack([read_out(model, model.run_loop(x0, t, x0)[0], targets) for t in range(n_loop)])
+
+
+def read_before_the_loop(model, idx, targets, n_loop):
+    states = [model.embed(idx), *model(idx, n_loop=n_loop, return_states=True)[2]]
+    return torch.stack([read_out(model, h, targets) for h in states[:-1]])
+
+
+def embedding_read_out_too(model, idx, targets, n_loop):
+    return torch.cat([read_out(model, model.embed(idx), targets)[None], losses_of_states(model, idx, targets, n_loop)])
+
+
+def without_final_norm(model, idx, targets, n_loop):
+    states = model(idx, n_loop=n_loop, return_states=True)[2]
+    return torch.stack([cross_entropy((h @ model.wte.weight.T).flatten(0, 1), targets.flatten()) for h in states])
+
+
+def flops(model: LoopedGPT, n_loop: int) -> float:
+    """Two operations per weight of a matrix, and two per channel and position for the scores and for the values."""
+    c = model.config
+    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim > 1)
+    return n_loop * (2 * matrices + c.n_layer * 4 * c.block_size * c.n_embd) + 2 * model.wte.weight.numel()
+
+
+RIGHT = {
+    checks.untied_parameters: lambda m: sum(p.numel() for p in m.parameters()) + (m.config.n_loop - 1) * blocks(m),
+    checks.loss_after_every_loop: losses_of_states,
+    checks.extra_compute: lambda m, n_loop: flops(m, n_loop) / flops(m, m.config.n_loop),
+}
+
+# What the answer computes instead, and what the reader is told.
+WRONG = {
+    checks.untied_parameters: {
+        "tied": (lambda m: m.num_params(), "at n_loop=3: .* a factor of 0.3"),
+        "a loop too many": (lambda m: m.num_params() + m.config.n_loop * blocks(m), "at n_loop=1: .* a factor of 1.9"),
+        "all of it repeated": (lambda m: m.config.n_loop * m.num_params(), "at n_loop=3: .* a factor of 1.0"),
+        "no embedding": (lambda m: m.config.n_loop * blocks(m), "at n_loop=1: .* a factor of 0.9"),
+        "the model": (lambda m: m, "expected a number, got LoopedGPT"),
+        "a tensor": (lambda m: torch.tensor(m.num_params()), "expected a number, got Tensor"),
+    },
+    checks.loss_after_every_loop: {
+        "the last loop": (lambda *a: losses_of_states(*a)[-1], r"shape torch.Size\(\[1\]\), got torch.Size\(\[\]\)"),
+        "a list": (lambda *a: losses_of_states(*a).tolist(), "expected a tensor, got list"),
+        "a column": (lambda *a: losses_of_states(*a)[:, None], r"got torch.Size\(\[1, 1\]\)"),
+        "float64": (lambda *a: losses_of_states(*a).double(), "expected dtype torch.float32, got torch.float64"),
+        "the model's own count": (
+            lambda m, idx, targets, n_loop: losses_of_states(m, idx, targets, m.config.n_loop),
+            r"at n_loop=1: expected shape torch.Size\(\[1\]\), got torch.Size\(\[2\]\)",
+        ),
+        "backwards": (lambda *a: losses_of_states(*a).flip(0), "at n_loop=2: 0% of the values agree"),
+        "started anew": (started_anew_each_loop, "at n_loop=2: 50% of the values agree"),
+        "off by one": (read_before_the_loop, "at n_loop=1: 0% of the values agree"),
+        "the embedding too": (embedding_read_out_too, r"at n_loop=1: .* got torch.Size\(\[2\]\)"),
+        "no final norm": (without_final_norm, "at n_loop=1: 0% of the values agree"),
+        "sum for mean": (lambda *a: losses_of_states(*a) * a[1].numel(), "at n_loop=1: 0% of the values agree"),
+    },
+    checks.extra_compute: {
+        "the loops alone": (lambda m, n_loop: n_loop / m.config.n_loop, "from 1 to 2 loops: 2.0 .* a factor of 1.0"),
+        "upside down": (lambda m, n_loop: flops(m, m.config.n_loop) / flops(m, n_loop), "from 1 to 2 .* of 0.2"),
+        "difference": (lambda m, n_loop: flops(m, n_loop) - flops(m, m.config.n_loop), "from 1 to 2 loops"),
+        "parameters": (
+            lambda m, n_loop: LoopedGPT(replace(m.config, n_loop=n_loop)).num_params() / m.num_params(),
+            "from 1 to 2 loops: 1.0 is not right",
+        ),
+    },
+}
+
+
+def public_checkers() -> set:
+    own = {value for name, value in vars(checks).items() if getattr(value, "__module__", "") == checks.__name__}
+    return {f for f in own if f.__name__[0] != "_"} - {checks.installation, checks.compare, checks.passed}
+
+
+def test_every_checker_is_tested():
+    assert public_checkers() == RIGHT.keys() == WRONG.keys()
+
+
+@pytest.mark.parametrize("checker", RIGHT, ids=lambda checker: checker.__name__)
+def test_right_answer_passes(checker, printed):
+    checker(RIGHT[checker])
+    assert printed() == f"{checker.__name__}: correct\n"
+
+
+@pytest.mark.parametrize("checker", RIGHT, ids=lambda checker: checker.__name__)
+def test_missing_answer_does_not_stop_the_notebook(checker, printed):
+    checker(lambda *_: None)
+    assert re.fullmatch(rf"{checker.__name__} .*: not answered yet\n", printed())
+
+
+@pytest.mark.parametrize(
+    ("checker", "mistake"),
+    [(checker, mistake) for checker, mistakes in WRONG.items() for mistake in mistakes],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_wrong_answer_is_told_what_differs(checker, mistake, printed):
+    answer, message = WRONG[checker][mistake]
+    with pytest.raises(AssertionError, match=message) as error:
+        checker(answer)
+    assert str(error.value).startswith(checker.__name__)
+    assert printed() == ""
