@@ -1,0 +1,278 @@
+"""Widgets, and the probe and plots they are made of: the numbers shown are the numbers computed."""
+
+import base64
+import io
+import itertools
+import re
+import time
+
+import ipywidgets
+import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from minilooped import plots, probes, widgets
+from minilooped.data import CharTokenizer
+from minilooped.model import LoopedConfig, LoopedGPT
+
+N_LOOPS = (1, 2, 3, 5)  # not each the next, so that a position and its loop count are told apart
+TRAINED = 2
+SECONDS_PER_MOVE = 2 / 3  # of CPU time: twice what a move may take before a reader feels it
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return CharTokenizer("\n abcdefgh")
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    config = LoopedConfig(
+        vocab_size=tokenizer.vocab_size, block_size=8, n_layer=1, n_loop=TRAINED, n_head=2, n_embd=16, init_std=0.25
+    )
+    return LoopedGPT(config).eval()
+
+
+@pytest.fixture(scope="module")
+def batches(tokenizer):
+    generator = torch.Generator().manual_seed(1)
+    return [tuple(torch.randint(tokenizer.vocab_size, (2, 4, 8), generator=generator)) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def dial(model, tokenizer, batches):
+    return probes.loop_dial(model, tokenizer, batches, N_LOOPS, prompt="a", max_new_tokens=12)
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The images shown so far, in place of showing them."""
+    images = []
+    monkeypatch.setattr("IPython.display.display", images.append)
+    yield images
+    assert plt.get_fignums() == [], "a figure stayed open"
+
+
+def printed(capsys) -> str:
+    """What was printed since the last call, without the codes by which IPython clears an output outside a kernel."""
+    return re.sub(r"\x1b\[2K\r?", "", capsys.readouterr().out).removesuffix("\n")
+
+
+def png(image) -> np.ndarray:
+    return plt.imread(io.BytesIO(image.data), format="png")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The probe
+
+
+def test_loop_dial_has_the_loss_and_a_sample_of_each_loop_count(dial, model, batches):
+    assert [d.n_loop for d in dial] == list(N_LOOPS)
+    for d in dial:
+        with torch.no_grad():
+            logits = torch.cat([model(x, n_loop=d.n_loop)[0] for x, _ in batches])  # (3 B, T, V)
+        targets = torch.cat([y for _, y in batches])
+        assert d.loss == pytest.approx(torch.nn.functional.cross_entropy(logits.mT, targets).item(), rel=1e-5)
+        assert d.text[0] == "a" and len(d.text) == 13
+    assert len({d.text for d in dial}) == len(dial)
+
+
+def test_loop_dial_is_the_same_twice_and_leaves_the_model_as_it_was(dial, model, tokenizer, batches):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert probes.loop_dial(model, tokenizer, batches, N_LOOPS, prompt="a", max_new_tokens=12) == dial
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.config.n_loop == TRAINED and not model.training
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The dial
+
+
+def figure_and_slider(dial):
+    box = widgets.loop_dial(dial, TRAINED)
+    slider, output = box.children
+    return slider, output
+
+
+def test_dial_starts_at_the_trained_count_and_draws_anew_at_every_position(dial, shown, capsys):
+    slider, _ = figure_and_slider(dial)
+    assert slider.value == TRAINED and tuple(slider.options) == N_LOOPS
+    texts = {d.n_loop: d.text for d in dial}
+    assert printed(capsys) == texts[TRAINED]
+
+    losses = {d.n_loop: f"{d.loss:.3f}" for d in dial}
+    for n_loop in (1, 2, 3, 5, 1):
+        slider.value = n_loop
+        assert printed(capsys) == texts[n_loop]
+        assert f"{n_loop} loop" in shown[-1].alt and losses[n_loop] in shown[-1].alt
+    assert len(shown) == 6
+    pictures = [png(image) for image in shown[1:]]
+    assert np.array_equal(pictures[0], pictures[4])
+    assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(pictures))
+
+
+def test_dial_draws_what_its_static_twin_draws(dial, shown, monkeypatch):
+    drawn = []
+
+    def recorded(*arguments, **options):
+        drawn.append(plot(*arguments, **options))
+        return drawn[-1]
+
+    plot = plots.loss_by_loops
+    monkeypatch.setattr(plots, "loss_by_loops", recorded)
+    slider, _ = figure_and_slider(dial)
+    slider.value = 3
+    twin = plot([d.n_loop for d in dial], [d.loss for d in dial], TRAINED)
+    plt.close(twin.figure)
+    assert len(drawn) == 2
+    for ax in drawn:
+        assert np.array_equal(ax.lines[0].get_xydata(), twin.lines[0].get_xydata())
+
+
+def test_move_takes_little_time(dial, shown):
+    slider, _ = figure_and_slider(dial)
+    for n_loop in (1, 5, 3):
+        started = time.process_time()
+        slider.value = n_loop
+        assert time.process_time() - started < SECONDS_PER_MOVE
+
+
+def test_explorer_waits_until_the_handle_is_let_go_and_keeps_its_height(shown):
+    drawn = []
+    controls = dict(
+        n=ipywidgets.IntSlider(value=3),
+        x=ipywidgets.FloatLogSlider(),
+        rule=ipywidgets.Dropdown(options=("none", "sqrt")),
+    )
+    box = widgets.explorer(lambda **values: drawn.append(values), height="123px", **controls)
+    *shown_controls, output = box.children
+    assert shown_controls == list(controls.values()) and output.layout.height == "123px"
+    assert controls["n"].continuous_update is controls["x"].continuous_update is False
+    controls["rule"].value = "sqrt"
+    assert drawn == [{"n": 3, "x": 1.0, "rule": "none"}, {"n": 3, "x": 1.0, "rule": "sqrt"}]
+
+
+KERNEL = (
+    """
+from minilooped import widgets
+from minilooped.probes import Dial
+
+dial = [Dial(n, 2.0 + n / 8, f"{n} times") for n in (1, 2, 4)]
+box = widgets.loop_dial(dial, 2)
+box""",
+    """
+slider, output = box.children
+slider.value = 4""",
+    """
+import ipywidgets
+
+def draw(n):
+    print("drawing", n)
+    1 / n
+
+control = ipywidgets.IntSlider(value=1)
+broken = widgets.explorer(draw, n=control)
+control.value = 0
+broken""",
+)
+
+
+@pytest.fixture(scope="module")
+def outputs() -> list[list[dict]]:
+    """What stands in the Output widgets of a real kernel, after the slider of each was moved in code."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in KERNEL])
+    NotebookClient(notebook, timeout=120).execute()
+    (state,) = notebook.metadata.widgets.values()
+    return [w.state.outputs for w in state.state.values() if w.model_name == "OutputModel"]
+
+
+def test_in_a_kernel_the_output_holds_the_last_figure_and_its_text(outputs):
+    figure, text = outputs[0]
+    assert "at 4 loops 2.500" in figure["metadata"]["image/png"]["alt"]
+    assert base64.b64decode(figure["data"]["image/png"]).startswith(b"\x89PNG")
+    assert text["text"] == "4 times\n"
+
+
+def test_in_a_kernel_an_error_while_drawing_is_shown_where_the_figure_would_be(outputs):
+    text, error = outputs[1]
+    assert text["text"] == "drawing 0\n"
+    assert (error["output_type"], error["ename"]) == ("error", "ZeroDivisionError")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Plots: arrays in, Axes out
+
+
+def test_loss_by_loops_draws_its_arrays():
+    n_loops, losses = range(1, 6), [2.5, 2.25, 2.0, 2.125, 2.75]
+    ax = plots.loss_by_loops(n_loops, losses, 3, at=5)
+    curve, trained, marked = ax.lines
+    assert curve.get_xydata().tolist() == [list(point) for point in zip(n_loops, losses, strict=True)]
+    assert set(trained.get_xdata()) == {3}
+    assert marked.get_xydata().tolist() == [[5, 2.75]]
+    assert "5 loops" in ax.get_title() and "2.750" in ax.get_title()
+    assert ax.get_xticks().tolist() == list(n_loops)
+    assert ax.get_xlabel() and ax.get_ylabel() and [t.get_text() for t in ax.texts] == ["trained with 3"]
+
+
+def test_loss_by_loops_without_a_dial_marks_nothing():
+    ax = plots.loss_by_loops([1, 2], [2.5, 2.25], 2)
+    assert len(ax.lines) == 2 and ax.get_title() == ""
+
+
+def test_loss_by_loops_refuses_a_position_that_is_not_there():
+    with pytest.raises(ValueError):
+        plots.loss_by_loops([1, 2], [2.5, 2.25], 2, at=3)
+
+
+def test_training_curve_draws_its_arrays():
+    ax = plots.training_curve([10, 20, 30], [4.0, 3.0, 2.5], [(15, 3.75), (30, 2.75)], 2.625, title="tiny")
+    batches, estimates, val = ax.lines
+    assert batches.get_xydata().tolist() == [[10, 4.0], [20, 3.0], [30, 2.5]]
+    assert estimates.get_xydata().tolist() == [[15, 3.75], [30, 2.75]]
+    assert set(val.get_ydata()) == {2.625}
+    assert ax.get_title() == "tiny" and "2.625" in ax.get_legend().get_texts()[2].get_text()
+
+
+def test_training_curve_without_estimates():
+    assert len(plots.training_curve([10], [4.0], [], 4.5).lines) == 2
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        lambda ax: plots.loss_by_loops([1, 2], [2.5, 2.25], 2, ax=ax),
+        lambda ax: plots.training_curve([1, 2], [2.5, 2.25], [], 2, ax=ax),
+    ],
+)
+def test_plots_draw_into_the_axes_given(plot):
+    _, (left, right) = plt.subplots(1, 2)
+    assert plot(right) is right and right.lines and not left.lines
+    assert len(plt.get_fignums()) == 1
+
+
+def test_figure_leaves_the_reader_s_own_style_alone():
+    before = dict(plt.rcParams)
+    plots.figure(figsize=(2, 1))
+    assert dict(plt.rcParams) == before
+
+
+def test_show_gives_an_opaque_picture_with_alt_text_and_closes_it(shown):
+    ax = plots.figure(figsize=(2, 1))
+    ax.plot([1, 2], [3, 4])
+    plots.show(ax, "a line that rises")
+    (image,) = shown
+    assert image.alt == "a line that rises"
+    pixels = png(image)
+    assert pixels.shape == (100, 200, 4) and (pixels[..., 3] == 1).all()
+    assert (pixels[0, 0] == 1).all(), "white, on a dark page too"
