@@ -104,10 +104,10 @@ def _gpt2(name: str, **changes) -> Preset:
     return Preset(replace(GPT2_SMALL.model, **changes), replace(GPT2_SMALL.train, name=name))
 
 
-# LOOM's smaller setting (10 blocks, width 512, 9 loops), on GPT-2's tokens and 491,520 instead of 1,048,576 of them a
-# step, with the learning rate lowered by the square root of that.
+# LOOM's smaller setting (10 blocks of width 512, 9 loops, about 10 billion tokens) with GPT-2's tokenizer and less than
+# half its 1,048,576 tokens per step; the learning rate is lowered by the square root of that. 315 million parameters.
 LOOM_SMALL = Preset(
-    replace(LOOM_PARTS, n_layer=10, n_loop=9, n_head=8, n_embd=512, block_size=1024),
+    replace(LOOM_PARTS, n_layer=10, n_loop=9, n_head=8, n_embd=512, n_inner=512, block_size=1024),
     replace(
         GPT2_SMALL.train,
         name="loom-small",

@@ -65,6 +65,28 @@ def test_a_save_that_breaks_off_leaves_the_last_checkpoint(tmp_path, monkeypatch
     assert load_checkpoint(tmp_path).step == 2 and is_good(load_checkpoint(tmp_path))
 
 
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere a folder cannot be flushed")
+def test_everything_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch):
+    """Or a power cut could leave a name without its content."""
+    flushed, before_rename = set(), set()
+    fsync, rename = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        fsync(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    def recorded_rename(old, new):
+        before_rename.update(flushed)
+        flushed.clear()
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_rename)
+    path = save(tmp_path, 1)
+    assert before_rename == {file.stat().st_ino for file in (path, *path.iterdir())}
+    assert flushed == {tmp_path.stat().st_ino}, "the name itself"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "missing"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys, name, damage):

@@ -1,14 +1,17 @@
 """Several processes give the gradients of one."""
 
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_runs import DENSE, LOOM, children, settings
 from torch import distributed
 
+from minilooped import train as trainer
 from minilooped.checkpoint import find_run, load_checkpoint
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.train import NextLoss, accumulate, evaluate, read_log, train, train_step
@@ -43,6 +46,22 @@ def outcome(model: LoopedGPT, step_per_segment: bool, share: slice) -> dict:
     return dict(losses=losses, gradients=gradients, step=step, weights=weights, evaluation=evaluate(model, batches))
 
 
+def stop_one(rank: int, folder: Path) -> int:
+    """The step after which this process stops when the second one alone gets a signal in its fourth step."""
+    rate = trainer.learning_rate
+
+    def interrupted(step, config):
+        if step == 3 and rank == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return rate(step, config)
+
+    trainer.learning_rate = interrupted
+    try:
+        return trainer.train(DENSE, settings(folder)).step
+    finally:
+        trainer.learning_rate = rate
+
+
 def work(rank: int, rendezvous: str, results: str):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
@@ -51,6 +70,7 @@ def work(rank: int, rendezvous: str, results: str):
         for name, config in CONFIGS.items()
         for per_segment in (True, False)
     }
+    found["stopped at"] = stop_one(rank, Path(results))
     torch.save(found, f"{results}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -58,6 +78,7 @@ def work(rank: int, rendezvous: str, results: str):
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gloo")
+    settings(folder)  # writes the tokens
     processes = [children.Process(target=work, args=(r, str(folder / "rendezvous"), str(folder))) for r in range(2)]
     for process in processes:
         process.start()
@@ -79,6 +100,10 @@ def test_two_processes_equal_one_with_the_same_batch(two_processes, name, per_se
             torch.testing.assert_close(first[key][parameter], value, rtol=1e-9, atol=1e-12)
     for key in ("losses", "step", "evaluation"):
         assert first[key] == second[key] and first[key] == pytest.approx(alone[key], rel=1e-9)
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(two_processes):
+    assert [found["stopped at"] for found in two_processes] == [4, 4]
 
 
 def test_torchrun_trains_as_one_process_does(tmp_path):
