@@ -73,20 +73,20 @@ def sample(argv: list[str]) -> int:
         """Let a trained model continue a text."""
 
         run: tyro.conf.Positional[str]  # a run: its name in runs/, or its folder
-        prompt: str = "\n"  # the text to continue
+        prompt: str | None = None  # the text to continue; None: a line break
         n_loop: int | None = None  # loops per token; None: as many as it was trained with
         temperature: float = 0.8  # 0: always the likeliest token
         top_k: int | None = None  # draw from the k likeliest tokens only
-        max_new_tokens: int = 300
+        max_new_tokens: int = 300  # tokens to add
         seed: int = 1337  # the same seed draws the same text
-        device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+        device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # auto: a GPU where there is one
 
     asked = tyro.cli(Sample, prog="minilooped sample", args=argv)
     model, tokenizer = load_model(asked.run, pick_device(asked.device)[0])
     text = continue_text(
         model,
         tokenizer,
-        asked.prompt,
+        "\n" if asked.prompt is None else asked.prompt,
         max_new_tokens=asked.max_new_tokens,
         temperature=asked.temperature,
         top_k=asked.top_k,
@@ -133,9 +133,12 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"minilooped {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("command", choices=COMMANDS, nargs="?", metavar="COMMAND")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
     asked = parser.parse_args(argv)
+    if asked.command is None:
+        parser.print_help()
+        return 0
     try:
         return COMMANDS[asked.command](asked.options)
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:

@@ -60,9 +60,7 @@ class TrainConfig:
     max_steps: int = 1000  # batches to train on
     batch_size: int = 16  # sequences per micro-batch, over all processes together
     grad_accum: int = 1  # micro-batches per step
-    step_per_segment: bool | None = (
-        None  # an optimizer update after every segment; None: yes if the model has `segment`
-    )
+    step_per_segment: bool | None = None  # update after every segment; None: yes if the model has segments
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the 2-D matrices in the blocks, AdamW for the rest
     lr: float = 1e-3  # peak learning rate
@@ -82,7 +80,7 @@ class TrainConfig:
     save_every: int = 500  # steps between checkpoints; 0: only at the end, or when stopped
 
     seed: int = 1337  # of the initial weights and of the batches
-    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # auto: a GPU where there is one
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # of matrix products; weights stay float32
     threads: int | None = None  # CPU threads; None: torch's own choice
     compile: bool = False  # compile the block, once for all loops: pays on a GPU, takes a minute to start
@@ -119,7 +117,7 @@ class TrainResult:
 
     model: LoopedGPT  # in eval mode
     tokenizer: Tokenizer
-    run: Path  # the run's folder
+    run: Path  # the run's folder (in the first process, if there are several)
     step: int  # steps done
     history: list[dict[str, float | None]]  # the rows of log.csv
     val_loss: float | None  # over the whole validation split, nats per token; None: stopped before the end
@@ -139,9 +137,7 @@ def pick_device(asked: str = "auto") -> tuple[torch.device, str]:
     if cuda:
         return torch.device("cuda"), f"torch sees {torch.cuda.get_device_name()}"
     if mps:
-        return torch.device(
-            "mps"
-        ), "Apple GPU; its numbers differ a little from a CPU's. If they look wrong: device=cpu"
+        return torch.device("mps"), "Apple GPU; its numbers differ a little. Should they look wrong: device=cpu"
     return torch.device("cpu"), "torch sees no GPU"
 
 
@@ -162,7 +158,7 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> tuple[torch.dtype, 
 
 def cpu_has_bfloat16() -> bool:
     """Whether the CPU multiplies in bfloat16 (AVX512-BF16 or AMX). Where it does not, bfloat16 is emulated: slower."""
-    # torch has the public get_capabilities since 2.12; before that, one function per capability.
+    # Newer versions of torch have the public get_capabilities, older ones a private function per capability.
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     if capabilities:
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
@@ -266,7 +262,7 @@ def accumulate(
     counts = [int((y != -100).sum()) for _, y in batches]
     total = int(sum_over_processes(torch.tensor(sum(counts))))
     losses = [model.segment_losses(x.to(device), y.to(device)) for x, y in batches]
-    for _ in range(segment_count(model.config)):
+    for left in reversed(range(segment_count(model.config))):
         mean = 0.0
         for i, count in enumerate(counts):
             # Gradients are exchanged once, after the last micro-batch.
@@ -277,6 +273,8 @@ def accumulate(
                 # DistributedDataParallel averages over the processes, hence the factor.
                 (loss * (scale * world_size() * count / total)).backward()
             mean = mean + loss.detach() * (count / total)
+            if not left:
+                losses[i].close()  # lets go of its stream before the next micro-batch
         yield sum_over_processes(mean)
 
 

@@ -1,5 +1,6 @@
 """The command line: quick help, typed options, clear refusals, and the three commands in a row."""
 
+import inspect
 import json
 import os
 import re
@@ -89,6 +90,17 @@ def test_help_shows_the_defaults_of_the_preset(capsys):
 def test_no_setting_of_the_trainer_hides_one_of_the_model():
     """On the command line they share one name space."""
     assert not {field.name for field in fields(LoopedConfig)} & {field.name for field in fields(TrainConfig)}
+
+
+def test_the_name_alone_shows_the_help(capsys):
+    status, out, _ = printed_by(capsys)
+    assert status == 0 and out.startswith("usage: minilooped") and "commands:" in out
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(TrainConfig)])
+def test_every_setting_of_the_trainer_has_its_comment(field):
+    """Its help, which is read from behind the field. A formatter that breaks a long line puts it elsewhere."""
+    assert re.search(rf"^    {field}: [^#\n]*[^( ]  # \S", inspect.getsource(TrainConfig), re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
