@@ -26,7 +26,7 @@ growth = probes.norm_growth(config, RULES, N_LOOPS, seeds=SEEDS)
 ax = plots.norm_growth(N_LOOPS, growth)
 ax.set_title("4 blocks in a loop, untrained: tied updates add up like N")
 OUT.mkdir(parents=True, exist_ok=True)
-ax.figure.savefig(OUT / "norm_growth.png", dpi=120)
+plots.save(ax, OUT / "norm_growth.png")
 provenance = dict(
     made_by="python benchmarks/growth.py",
     date=date.today().isoformat(),

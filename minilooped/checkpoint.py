@@ -3,6 +3,7 @@
     runs/shakespeare/
         config.json            the model, the training settings and the tokenizer: what is needed to build it all again
         log.csv, loss.png      the losses
+        model.safetensors      the weights at the end of the run, for whoever wants no more than these
         step-1500/             one complete checkpoint; the previous one is kept beside it
         step-2000/
             model.safetensors  the weights
@@ -59,6 +60,15 @@ def save_checkpoint(run: Path, step: int, weights: dict[str, Tensor], state: dic
     _flush_to_disk(run)
     for old in checkpoints(run)[:-2]:
         shutil.rmtree(old)
+    return path
+
+
+def publish_weights(run: Path, checkpoint: Path) -> Path:
+    """Copy a checkpoint's weights to ``run/model.safetensors``, whole or not at all."""
+    temporary, path = run / "model.safetensors.tmp", run / "model.safetensors"
+    shutil.copyfile(checkpoint / path.name, temporary)
+    _flush_to_disk(temporary)
+    os.replace(temporary, path)
     return path
 
 

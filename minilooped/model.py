@@ -48,8 +48,8 @@ class LoopedConfig:
     n_inner: int | None = None  # MLP width (per expert); None: 4C, for swiglu 8C/3, shared out over the active experts
     mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # gelu is GPT-2's tanh form
     qk_norm: bool = False  # parameter-free RMSNorm on queries and keys
-    norm: Literal["rms", "layer"] = "rms"
-    pos: Literal["rope", "learned"] = "rope"
+    norm: Literal["rms", "layer"] = "rms"  # kind of the learned norms; layer is GPT-2's
+    pos: Literal["rope", "learned"] = "rope"  # rotary positions, or a learned vector for each (GPT-2)
     bias: bool = False  # biases in attention, dense MLP and LayerNorm; experts never have any
     tie_embeddings: bool = True  # one matrix for the embedding and the head
     init_std: float = 0.02  # base std of every matrix; suits width 768. n_embd ** -0.5 makes growth visible when narrow
@@ -666,7 +666,8 @@ class LoopedGPT(nn.Module):
         return h, glob, loss
 
     def _loss(self, logits: Tensor, targets: Tensor, routings: list[list[Routing | None]]) -> Tensor:
-        loss = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), ignore_index=-100)
+        total = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss = total / (targets != -100).sum().clamp_min(1)  # -100 is ignored; all ignored is a loss of 0, not NaN
         if self.training and self.config.n_expert:
             loss = loss + torch.stack([r.aux_loss for routed in routings for r in routed]).mean()
         return loss

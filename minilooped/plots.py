@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from pathlib import Path
 
-import matplotlib.pyplot as plt
+import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 STYLE = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
@@ -33,18 +35,24 @@ LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
 
 
 def figure(**options) -> Axes:
-    """New axes in the common style; options go to `plt.subplots`."""
-    with plt.rc_context(STYLE):
-        return plt.subplots(**options)[1]
+    """New axes in the common style; options go to `Figure`.
+
+    A figure of its own, not one of pyplot's: it opens no window, and it is gone when nobody holds it.
+    """
+    with matplotlib.rc_context(STYLE):
+        return Figure(**options).subplots()
+
+
+def save(ax: Axes, path: Path | BytesIO) -> None:
+    """Write the figure as a PNG."""
+    ax.figure.savefig(path, format="png", dpi=STYLE["figure.dpi"])
 
 
 def show(ax: Axes, alt: str) -> None:
-    """Show the figure in a notebook, with `alt` for those who cannot see it, and close it."""
+    """Show the figure in a notebook, with `alt` for those who cannot see it."""
     from IPython.display import Image, display
 
-    png = BytesIO()
-    ax.figure.savefig(png, format="png", dpi=STYLE["figure.dpi"])
-    plt.close(ax.figure)
+    save(ax, png := BytesIO())
     display(Image(png.getvalue(), alt=alt))
 
 

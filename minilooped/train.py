@@ -37,6 +37,7 @@ from .checkpoint import (
     find_run,
     load_checkpoint,
     new_run,
+    publish_weights,
     read_config,
     save_checkpoint,
     write_config,
@@ -260,7 +261,7 @@ def accumulate(
     model = raw_model(next_loss)
     device = model.wte.weight.device
     counts = [int((y != -100).sum()) for _, y in batches]
-    total = int(sum_over_processes(torch.tensor(sum(counts))))
+    total = max(1, int(sum_over_processes(torch.tensor(sum(counts)))))
     losses = [model.segment_losses(x.to(device), y.to(device)) for x, y in batches]
     for left in reversed(range(segment_count(model.config))):
         mean = 0.0
@@ -473,7 +474,8 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             BatchStream, batch_size=config.batch_size, block_size=model_config.block_size, seed=config.seed,
             rank=rank, world_size=n_processes,
         )  # fmt: skip
-        stream, eval_batches = draw(corpus.train), list(islice(draw(corpus.val), config.eval_batches))
+        stream = draw(corpus.train)
+        eval_batches = list(islice(draw(corpus.val), config.eval_batches)) if config.eval_every else []
         opening = corpus.tokenizer.decode(corpus.val[:64])
         prompt = opening[:1]  # of the samples on the way
         torch.manual_seed(config.seed)
@@ -618,12 +620,13 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             windows = eval_windows(corpus.val, model_config.block_size, config.batch_size)
             val_loss = evaluate(model, islice(windows, rank, None, n_processes))
             if rank == 0:
+                publish_weights(run, last_good)
                 plot_losses(history, val_loss, run / "loss.png")
             if rank == 0 and config.sample_every:
                 say(f"\nA sample:\n{sample(model, corpus.tokenizer, prompt, seed=config.seed)}\n")
         example = " ".join(opening.split()[1:3]) or prompt  # the first word may be cut
         unit = "character" if corpus.tokenizer.name == "char" else "token"
-        say(f"Saved {last_good}, {run / 'log.csv'} and {run / 'loss.png'}. To train longer, or to sample:")
+        say(f"Saved model.safetensors, log.csv and loss.png in {run}. To train longer, or to sample:")
         say(f"    {go_on} --max-steps {2 * config.max_steps}")
         say(f"    minilooped sample {shlex.quote(str(run))} --prompt {shlex.quote(example)}")
         say(f"Over the whole validation split ({len(corpus.val):,} tokens), in nats per {unit}:")
@@ -657,16 +660,8 @@ def read_log(path: Path) -> list[dict[str, float | None]]:
 
 def plot_losses(history: list[dict[str, float | None]], val_loss: float, path: Path):
     """Draw the losses of a run over its steps."""
-    from matplotlib.figure import Figure  # not pyplot: that would start a window system, or take a notebook's figure
+    from . import plots  # matplotlib is needed here only
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([row["step"] for row in history], [row["loss"] for row in history], lw=1, label="training batches")
-    estimates = [row for row in history if row["val_loss"] is not None]
-    axes.plot(
-        [row["step"] for row in estimates], [row["val_loss"] for row in estimates], "o-", ms=4, label="validation"
-    )
-    axes.axhline(val_loss, color="black", ls=":", lw=1, label=f"whole validation split: {val_loss:.3f}")
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=path.parent.name)
-    axes.legend()
-    figure.savefig(path, dpi=120)
+    estimates = [(row["step"], row["val_loss"]) for row in history if row["val_loss"] is not None]
+    steps, losses = [row["step"] for row in history], [row["loss"] for row in history]
+    plots.save(plots.training_curve(steps, losses, estimates, val_loss, title=path.parent.name), path)

@@ -14,6 +14,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import DENSE, LOOM, TEXT, children, cut_back, fingerprint, prepared, settings, train_in_child
 from torch import nn
 
@@ -91,7 +92,7 @@ def test_a_run_leaves_its_files_and_says_how_to_go_on(tmp_path, capsys, model_co
     assert f"minilooped sample {result.run} --prompt" in printed
 
     assert sorted(path.name for path in result.run.iterdir()) == [
-        "config.json", "log.csv", "loss.png", "step-4", "step-6",
+        "config.json", "log.csv", "loss.png", "model.safetensors", "step-4", "step-6",
     ]  # fmt: skip
     assert result.run == tmp_path / "runs" / "tiny" and result.step == 6
     assert read_log(result.run / "log.csv") == result.history
@@ -108,6 +109,9 @@ def test_a_run_leaves_its_files_and_says_how_to_go_on(tmp_path, capsys, model_co
     assert not model.training and not result.model.training
     x = torch.arange(8)[None]
     assert torch.equal(model(x)[0], result.model(x)[0])
+    published = load_file(result.run / "model.safetensors")
+    assert published.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, published[name]) for name, tensor in model.state_dict().items())
 
 
 def test_the_default_run_learns(tmp_path):
