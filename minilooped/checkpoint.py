@@ -19,6 +19,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -132,6 +133,12 @@ def new_run(runs: str | Path, name: str) -> Path:
             return run
         except FileExistsError:
             number += 1
+
+
+def shell_command() -> str:
+    """How this shell calls minilooped: by name, or by path where PATH does not lead to it, as with make's .venv."""
+    script = Path(sys.executable).with_name("minilooped")
+    return "minilooped" if shutil.which("minilooped") or not script.exists() else os.path.relpath(script)
 
 
 def find_run(run: str | Path, runs: str | Path = "runs") -> Path:

@@ -101,6 +101,7 @@ def prepare(argv: list[str]) -> int:
     """turn a UTF-8 text file into tokens to train on"""
     import tyro
 
+    from .checkpoint import shell_command
     from .data import prepare as prepare_text
 
     @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def prepare(argv: list[str]) -> int:
 
     asked = tyro.cli(Prepare, prog="minilooped prepare", args=argv)
     folder = prepare_text(asked.file, asked.out, asked.tokenizer, asked.val_fraction)
-    print(f"Wrote {folder}. To train on it:\n    minilooped train --data {folder}")
+    print(f"Wrote {folder}. To train on it:\n    {shell_command()} train --data {folder}")
     return 0
 
 

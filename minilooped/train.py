@@ -40,6 +40,7 @@ from .checkpoint import (
     publish_weights,
     read_config,
     save_checkpoint,
+    shell_command,
     write_config,
 )
 from .data import BatchStream, Tokenizer, check_same_tokenizer, eval_windows, load_corpus, tokenizer_from_spec
@@ -612,7 +613,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
 
         # -- the end --
         model.eval()
-        go_on = f"minilooped train --resume {shlex.quote(str(run))}"
+        go_on = f"{shell_command()} train --resume {shlex.quote(str(run))}"
         if stopped:
             say(f"Stopped after step {step} of {config.max_steps}; saved {last_good}. To go on:\n    {go_on}")
             return TrainResult(model, corpus.tokenizer, run, step, history, val_loss=None)
@@ -628,7 +629,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         unit = "character" if corpus.tokenizer.name == "char" else "token"
         say(f"Saved model.safetensors, log.csv and loss.png in {run}. To train longer, or to sample:")
         say(f"    {go_on} --max-steps {2 * config.max_steps}")
-        say(f"    minilooped sample {shlex.quote(str(run))} --prompt {shlex.quote(example)}")
+        say(f"    {shell_command()} sample {shlex.quote(str(run))} --prompt {shlex.quote(example)}")
         say(f"Over the whole validation split ({len(corpus.val):,} tokens), in nats per {unit}:")
         say(f"validation loss {val_loss:.3f}")
         return TrainResult(model, corpus.tokenizer, run, step, history, val_loss)

@@ -19,6 +19,7 @@ from minilooped.checkpoint import (
     new_run,
     read_config,
     save_checkpoint,
+    shell_command,
     write_config,
 )
 from minilooped.model import LoopedConfig
@@ -199,3 +200,17 @@ def test_a_model_of_a_run_without_checkpoint_is_a_clear_error(tmp_path):
     write_config(tmp_path, {"model": {"n_layer": 1, "n_embd": 48}, "train": {}, "tokenizer": {}})
     with pytest.raises(ValueError, match="no checkpoint"):
         load_model(tmp_path)
+
+
+def test_the_printed_command_works_where_path_does_not_lead_to_it(tmp_path, monkeypatch):
+    """After `make train` no environment is active: the command has to name the script by its path."""
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "minilooped"
+    script.write_text("#!/bin/sh\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "")
+    assert shell_command() == os.path.join("bin", "minilooped")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert shell_command() == "minilooped"

@@ -14,6 +14,7 @@ from dataclasses import fields
 import pytest
 from tiny_runs import TEXT, cut_back, fingerprint, prepared
 
+from minilooped.checkpoint import shell_command
 from minilooped.cli import COMMANDS, main
 from minilooped.model import LoopedConfig
 from minilooped.presets import PRESETS
@@ -222,7 +223,7 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on(folder):
     assert child.returncode == 130 and "Traceback" not in err
     step = int(re.search(r"Stopped after step (\d+) of 100000; saved runs/shakespeare/step-\1\. To go on:", out)[1])
     command = out.splitlines()[-1].split()
-    assert command[:2] == ["minilooped", "train"]
+    assert command[:2] == [shell_command(), "train"]
     length = ["--max-steps", str(step + 2)]
     assert main([*command[1:], *length]) == 0
     resumed = fingerprint(folder / "runs/shakespeare")

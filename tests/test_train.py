@@ -19,7 +19,7 @@ from tiny_runs import DENSE, LOOM, TEXT, children, cut_back, fingerprint, prepar
 from torch import nn
 
 from minilooped import train as trainer
-from minilooped.checkpoint import checkpoints, load_checkpoint, load_model, read_config
+from minilooped.checkpoint import checkpoints, load_checkpoint, load_model, read_config, shell_command
 from minilooped.data import BatchStream, load_corpus
 from minilooped.model import Block, LoopedConfig, LoopedGPT
 from minilooped.presets import PRESETS
@@ -88,8 +88,8 @@ def test_a_run_leaves_its_files_and_says_how_to_go_on(tmp_path, capsys, model_co
         "in nats per character",
     ):
         assert line in printed
-    assert f"minilooped train --resume {result.run} --max-steps 12" in printed
-    assert f"minilooped sample {result.run} --prompt" in printed
+    assert f"{shell_command()} train --resume {result.run} --max-steps 12" in printed
+    assert f"{shell_command()} sample {result.run} --prompt" in printed
 
     assert sorted(path.name for path in result.run.iterdir()) == [
         "config.json", "log.csv", "loss.png", "model.safetensors", "step-4", "step-6",
@@ -528,7 +528,7 @@ def test_a_signal_in_a_notebook_kernel_ends_the_call_and_not_the_kernel(tmp_path
     assert result.step == 7 and result.val_loss is None and newest_step(result.run) == 7
     printed = capsys.readouterr().out
     assert f"Stopped after step 7 of 12; saved {result.run / 'step-7'}. To go on:" in printed
-    assert f"minilooped train --resume {result.run}\n" in printed
+    assert f"{shell_command()} train --resume {result.run}\n" in printed
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
     train(DENSE, config, resume=True)
     straight = train(DENSE, replace(config, name="straight"))
