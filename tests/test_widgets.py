@@ -12,6 +12,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
 from minilooped import plots, probes, widgets
@@ -49,19 +50,13 @@ def dial(model, tokenizer, batches):
     return probes.loop_dial(model, tokenizer, batches, N_LOOPS, prompt="a", max_new_tokens=12, seed=5)
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """The images shown so far, in place of showing them."""
     images = []
     monkeypatch.setattr("IPython.display.display", images.append)
     yield images
-    assert plt.get_fignums() == [], "a figure stayed open"
+    assert plt.get_fignums() == [], "a figure stays open in pyplot"
 
 
 def printed(capsys) -> str:
@@ -134,7 +129,6 @@ def test_dial_draws_what_its_static_twin_draws(dial, shown, monkeypatch):
     slider, _ = figure_and_slider(dial)
     slider.value = 3
     twin = plot([d.n_loop for d in dial], [d.loss for d in dial], TRAINED)
-    plt.close(twin.figure)
     assert len(drawn) == 2
     for ax in drawn:
         assert np.array_equal(ax.lines[0].get_xydata(), twin.lines[0].get_xydata())
@@ -257,9 +251,8 @@ def test_training_curve_without_estimates():
     ],
 )
 def test_plots_draw_into_the_axes_given(plot):
-    _, (left, right) = plt.subplots(1, 2)
+    left, right = Figure().subplots(1, 2)
     assert plot(right) is right and right.lines and not left.lines
-    assert len(plt.get_fignums()) == 1
 
 
 def test_figure_leaves_the_reader_s_own_style_alone():
@@ -268,7 +261,7 @@ def test_figure_leaves_the_reader_s_own_style_alone():
         assert plt.rcParams["font.size"] == 3
 
 
-def test_show_gives_an_opaque_picture_with_alt_text_and_closes_it(shown):
+def test_show_gives_an_opaque_picture_with_alt_text(shown):
     ax = plots.figure(figsize=(2, 1))
     ax.plot([1, 2], [3, 4])
     plots.show(ax, "a line that rises")
