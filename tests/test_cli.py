@@ -164,7 +164,7 @@ def test_prepare_train_sample_and_resume_in_the_words_that_they_print(folder, ca
     assert main([*train_command.split(), *TINY]) == 0
     out = capsys.readouterr().out
     assert re.fullmatch(r"validation loss \d\.\d{3}", out.splitlines()[-1])
-    resume_command, sample_command = re.findall(r"^    minilooped (.*)", out, re.MULTILINE)
+    resume_command, sample_command = re.findall(r"^    \S*minilooped (.*)", out, re.MULTILINE)
     assert main(resume_command.split()) == 0
     assert "resume   runs/shakespeare/step-4" in capsys.readouterr().out
     assert json.loads((folder / "runs/shakespeare/config.json").read_text(encoding="utf-8"))["train"]["max_steps"] == 8
