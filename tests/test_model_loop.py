@@ -267,6 +267,17 @@ def test_loss_is_the_mean_cross_entropy_over_targets_that_are_not_ignored():
     assert model(idx)[1] is None
 
 
+def test_a_batch_without_targets_has_loss_and_gradient_zero():
+    """All ignored: 0 / 0 would poison the weights with NaN. The segments' losses too."""
+    model = build(tiny(segment=1))
+    idx = tokens(model.config)
+    for loss in (model(idx, torch.full_like(idx, -100))[1], *model.segment_losses(idx, torch.full_like(idx, -100))):
+        model.zero_grad()
+        loss.backward()
+        assert loss.item() == 0
+        assert all(grad.abs().max() == 0 for grad in gradients(model).values())
+
+
 def test_untied_model_starts_near_the_uniform_loss():
     """ln V at small logits."""
     model = build(tiny(tie_embeddings=False, vocab_size=64, init_std=0.02))
@@ -440,6 +451,8 @@ def test_configuration_cannot_be_changed_after_its_check():
         (dict(n_embd=768, mlp="gelu"), 3072),
         (dict(n_embd=768, mlp="relu2"), 3072),
         (dict(n_embd=16), 40),
+        (dict(n_embd=20), 56),
+        (dict(n_embd=20, n_expert=8, top_k=3), 16),
         (dict(n_embd=768, n_inner=100), 100),
         (dict(n_embd=768, n_expert=8, top_k=2), 1024),
         (dict(n_embd=768, n_expert=8, top_k=3), 680),

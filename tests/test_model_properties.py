@@ -102,7 +102,6 @@ def test_any_configuration_trains_a_step_or_is_refused_by_name(values):
     torch.manual_seed(0)
     model = LoopedGPT(config)
     idx, targets = example(config)
-    targets[0, -1] = 0  # at block_size 1 and one row every target would else be ignored
     model(idx, targets)[1].backward()
     check_gradients(model)
     model.zero_grad()
