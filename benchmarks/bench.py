@@ -9,28 +9,41 @@ each divided by the reference's. A difference below a tenth is a tie. Compare ra
 """
 
 import importlib.util
+import math
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Literal
 
 import torch
 import tyro
 from torch import nn
-from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from minilooped.model import MLP, LoopedConfig, LoopedGPT, MoE
+from minilooped.presets import PRESETS
+from minilooped.train import pick_dtype, train
 
 
 @dataclass(frozen=True)
 class Options:
     nanogpt: Path | None = None  # a clone of karpathy/nanoGPT
     nanoloop: Path | None = None  # a clone of LoopedLMs/nanoLOOP
-    only: tuple[Literal["step", "moe", "segments", "generate"], ...] = ("step", "moe", "segments", "generate")
+    only: tuple[Literal["step", "moe", "segments", "generate", "trainer", "imports"], ...] = (
+        "step",
+        "moe",
+        "segments",
+        "generate",
+        "trainer",
+        "imports",
+    )
     rounds: int = 8  # counted rounds after one warm-up
 
 
@@ -188,11 +201,44 @@ def generate(options: Options) -> None:
     table("Generation of 128 tokens, one sequence, 2 x 6", variants, max(2, options.rounds // 4))
 
 
+def trainer(options: Options) -> None:
+    """The trainer's tokens per second against a bare loop of forward, backward and step on one batch. Wall time."""
+    preset, n_steps = PRESETS["shakespeare"], 100
+    best = {"bare loop": math.inf, "trainer": math.inf}  # seconds per step
+    for _ in range(max(3, options.rounds // 2)):
+        quiet = replace(preset.train, max_steps=n_steps, eval_every=0, sample_every=0, save_every=0, decay_steps=0)
+        with tempfile.TemporaryDirectory() as runs, redirect_stdout(StringIO()):
+            result = train(preset.model, replace(quiet, runs=runs))
+        first, last = result.history[0], result.history[-1]
+        seconds = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
+        best["trainer"] = min(best["trainer"], seconds)
+
+        model = LoopedGPT(result.model.config)
+        optimizer = model.configure_optimizer(1e-3, 0.1, optimizer=preset.train.optimizer)
+        idx, targets = torch.randint(model.config.vocab_size, (2, preset.train.batch_size, model.config.block_size))
+        run = training_step(model, optimizer, idx, targets, pick_dtype(torch.device("cpu"))[0] == torch.bfloat16)
+        run()
+        began = time.perf_counter()
+        for _ in range(n_steps):
+            run()
+        best["bare loop"] = min(best["bare loop"], (time.perf_counter() - began) / n_steps)
+    ratio = best["bare loop"] / best["trainer"]
+    print(f"\nTrainer's tokens per second / bare loop's, the shakespeare preset: {ratio:.3f}")
+
+
+def imports(options: Options) -> None:
+    """What importing the package costs once torch is there, and whether `import minilooped` brings torch in."""
+    code = "import sys, time, torch; t = time.perf_counter(); import minilooped.train; print(time.perf_counter() - t)"
+    seconds = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(options.rounds)]
+    print(f"\nimport minilooped.train after torch: {min(seconds):.3f} s (median {statistics.median(seconds):.3f})")
+    code = "import sys, minilooped; print('torch' in sys.modules)"
+    print("import minilooped imports torch:", subprocess.check_output([sys.executable, "-c", code], text=True).strip())
+
+
 if __name__ == "__main__":
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    F.linear(torch.ones(1, 1), torch.ones(1, 1))
     print(f"torch {torch.__version__}, one thread of {torch.backends.cpu.get_cpu_capability()}, CPU time")
     for name in options.only:
         globals()[name](options)
