@@ -110,3 +110,32 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.legend(frameon=False)
     return ax
+
+
+def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None = None) -> Axes:
+    """Norm of each visit's gradient of one shared matrix, visits counted from 1, and the norm of their sum."""
+    ax = figure() if ax is None else ax
+    ax.bar(range(1, len(norms) + 1), norms, color=LINE, label="one visit's gradient")
+    ax.axhline(total, color=MARKED, linestyle="--", label=f"their sum, the shared matrix's gradient: {total:.2f}")
+    ax.set(xlabel="visit", ylabel="norm of the gradient", xticks=range(1, len(norms) + 1), ylim=(0, 1.25 * total))
+    ax.legend(loc="upper right")
+    return ax
+
+
+def costs(
+    n_loops: Sequence[int], ratios: Mapping[str, Sequence[float]], *, at: int | None = None, title: str = "",
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Several costs over the loop count, each as a multiple of its value at one block and one loop.
+
+    at: the loop count to mark with a vertical line.
+    """
+    ax = figure() if ax is None else ax
+    looks = zip((LINE, MARKED, "#1e8449"), ("o", "s", "^"), ("-", "--", ":"), strict=True)
+    for (name, values), (colour, marker, line) in zip(ratios.items(), looks, strict=False):
+        ax.plot(n_loops, values, color=colour, marker=marker, linestyle=line, label=name)
+    if at is not None:
+        ax.axvline(at, color=QUIET, linewidth=1)
+    ax.set(xlabel="loops N", ylabel="times 1 block, 1 loop", xticks=list(n_loops), title=title)
+    ax.legend(loc="upper left")
+    return ax
