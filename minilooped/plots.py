@@ -118,7 +118,7 @@ def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None =
     ax.bar(range(1, len(norms) + 1), norms, color=LINE, label="one visit's gradient")
     ax.axhline(total, color=MARKED, linestyle="--", label=f"their sum, the shared matrix's gradient: {total:.2f}")
     ax.set(xlabel="visit", ylabel="norm of the gradient", xticks=range(1, len(norms) + 1), ylim=(0, 1.25 * total))
-    ax.legend(loc="upper right")
+    ax.legend(frameon=False, loc="upper right")
     return ax
 
 
@@ -128,14 +128,15 @@ def costs(
 ) -> Axes:  # fmt: skip
     """Several costs over the loop count, each as a multiple of its value at one block and one loop.
 
-    at: the loop count to mark with a vertical line.
+    at: the loop count to mark with a ring on each curve.
     """
     ax = figure() if ax is None else ax
     looks = zip((LINE, MARKED, "#1e8449"), ("o", "s", "^"), ("-", "--", ":"), strict=True)
     for (name, values), (colour, marker, line) in zip(ratios.items(), looks, strict=False):
         ax.plot(n_loops, values, color=colour, marker=marker, linestyle=line, label=name)
-    if at is not None:
-        ax.axvline(at, color=QUIET, linewidth=1)
+        if at is not None:
+            ring = dict(marker="o", markersize=15, markerfacecolor="none", markeredgewidth=1.5)
+            ax.plot([at], [values[list(n_loops).index(at)]], color=QUIET, linestyle="none", **ring)
     ax.set(xlabel="loops N", ylabel="times 1 block, 1 loop", xticks=list(n_loops), title=title)
-    ax.legend(loc="upper left")
+    ax.legend(frameon=False, loc="upper left")
     return ax
