@@ -113,11 +113,20 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
 
 
 def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None = None) -> Axes:
-    """Norm of each visit's gradient of one shared matrix, visits counted from 1, and the norm of their sum."""
+    """Norm of each visit's gradient of one shared matrix, visits counted from 1, and the norm of their sum.
+
+    Beside it the norms that the sum would have if the visits' gradients were all alike in direction, or all orthogonal.
+    """
     ax = figure() if ax is None else ax
     ax.bar(range(1, len(norms) + 1), norms, color=LINE, label="one visit's gradient")
-    ax.axhline(total, color=MARKED, linestyle="--", label=f"their sum, the shared matrix's gradient: {total:.2f}")
-    ax.set(xlabel="visit", ylabel="norm of the gradient", xticks=range(1, len(norms) + 1), ylim=(0, 1.25 * total))
+    alike, orthogonal = sum(norms), sum(norm**2 for norm in norms) ** 0.5
+    for value, colour, line, name in (
+        (alike, QUIET, "-.", "the sum, were they all alike"),
+        (total, MARKED, "--", "the sum: the shared matrix's gradient"),
+        (orthogonal, QUIET, ":", "the sum, were they at right angles"),
+    ):
+        ax.axhline(value, color=colour, linestyle=line, label=f"{name}: {value:.2f}")
+    ax.set(xlabel="visit", ylabel="norm of the gradient", xticks=range(1, len(norms) + 1), ylim=(0, 1.7 * alike))
     ax.legend(frameon=False, loc="upper right")
     return ax
 

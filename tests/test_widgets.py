@@ -293,8 +293,10 @@ def test_costs_draws_its_arrays():
 def test_gradient_by_visit_draws_its_arrays():
     ax = plots.gradient_by_visit([3.0, 2.0, 1.0], 4.5)
     assert [bar.get_height() for bar in ax.patches] == [3.0, 2.0, 1.0]
-    assert set(ax.lines[0].get_ydata()) == {4.5} and ax.get_ylim()[0] == 0
-    assert any("4.50" in text.get_text() for text in ax.get_legend().get_texts())
+    assert [line.get_ydata()[0] for line in ax.lines] == [6.0, 4.5, pytest.approx(14**0.5)]
+    assert ax.get_ylim()[0] == 0
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert [any(number in text for text in legend) for number in ("6.00", "4.50", "3.74")] == [True] * 3
 
 
 @pytest.mark.parametrize(
