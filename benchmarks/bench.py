@@ -29,6 +29,7 @@ from tqdm.auto import tqdm
 
 from minilooped.model import MLP, LoopedConfig, LoopedGPT, MoE
 from minilooped.presets import PRESETS
+from minilooped.probes import saved_bytes
 from minilooped.train import pick_dtype, train
 
 
@@ -138,24 +139,6 @@ def moe(options: Options) -> None:
         table(f"MoE layer, 512 tokens, forward and backward, {n_expert} experts", variants, 4 * options.rounds)
 
 
-def saved_bytes(run: Callable[[], object], parameters) -> int:
-    """Bytes that autograd holds for the backward pass of `run`: unique storages, parameters left out."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    held: dict[int, int] = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            held[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run()
-    total = sum(held.values())
-    del result
-    return total
-
-
 def segments(options: Options) -> None:
     """Activation bytes held by the largest segment, and time, at 12 loops."""
     config = LoopedConfig(vocab_size=512, block_size=256, n_layer=2, n_loop=12, n_head=8, n_embd=256)
@@ -164,20 +147,12 @@ def segments(options: Options) -> None:
     for segment in (None, 6, 3, 1):
         model = LoopedGPT(replace(config, segment=segment))
 
-        def largest(model=model):
-            losses, peak = model.segment_losses(idx, targets), 0
-            for _ in range(12 // (model.config.segment or 12)):
-                loss = []
-                peak = max(peak, saved_bytes(lambda loss=loss: loss.append(next(losses)), model.parameters()))
-                loss[0].backward()
-            return peak
-
         def run(model=model):
             for loss in model.segment_losses(idx, targets):
                 loss.backward()
 
         name = f"segments of {segment} loops" if segment else "all 12 loops at once"
-        held[name], variants[name] = largest(), run
+        held[name], variants[name] = saved_bytes(run, [*model.parameters(), *model.buffers()]), run
     full = held["all 12 loops at once"]
     print("\nActivations held for the backward pass, 2 layers x 12 loops, batch 8 x 256")
     for name, size in held.items():

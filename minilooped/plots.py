@@ -110,3 +110,42 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.legend(frameon=False)
     return ax
+
+
+def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None = None) -> Axes:
+    """Norm of each visit's gradient of one shared matrix, visits counted from 1, and the norm of their sum.
+
+    Beside it the norms that the sum would have if the visits' gradients were all alike in direction, or all orthogonal.
+    """
+    ax = figure() if ax is None else ax
+    ax.bar(range(1, len(norms) + 1), norms, color=LINE, label="one visit's gradient")
+    alike, orthogonal = sum(norms), sum(norm**2 for norm in norms) ** 0.5
+    for value, colour, line, name in (
+        (alike, QUIET, "-.", "the sum, were they all alike"),
+        (total, MARKED, "--", "the sum: the shared matrix's gradient"),
+        (orthogonal, QUIET, ":", "the sum, were they at right angles"),
+    ):
+        ax.axhline(value, color=colour, linestyle=line, label=f"{name}: {value:.2f}")
+    ax.set(xlabel="visit", ylabel="norm of the gradient", xticks=range(1, len(norms) + 1), ylim=(0, 1.7 * alike))
+    ax.legend(frameon=False, loc="upper right")
+    return ax
+
+
+def costs(
+    n_loops: Sequence[int], ratios: Mapping[str, Sequence[float]], *, at: int | None = None, title: str = "",
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Several costs over the loop count, each as a multiple of its value at one block and one loop.
+
+    at: the loop count to mark with a ring on each curve.
+    """
+    ax = figure() if ax is None else ax
+    looks = zip((LINE, MARKED, "#1e8449"), ("o", "s", "^"), ("-", "--", ":"), strict=True)
+    for (name, values), (colour, marker, line) in zip(ratios.items(), looks, strict=False):
+        ax.plot(n_loops, values, color=colour, marker=marker, linestyle=line, label=name)
+        if at is not None:
+            ring = dict(marker="o", markersize=15, markerfacecolor="none", markeredgewidth=1.5)
+            ax.plot([at], [values[list(n_loops).index(at)]], color=QUIET, linestyle="none", **ring)
+    ax.set(xlabel="loops N", ylabel="times 1 block, 1 loop", xticks=list(n_loops), title=title)
+    ax.legend(frameon=False, loc="upper left")
+    return ax

@@ -1,10 +1,12 @@
 """Instruments: what a model does, loop by loop. Each returns plain numbers or arrays, for plots, widgets and tests."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from .data import Tokenizer
 from .model import LoopedConfig, LoopedGPT
@@ -63,3 +65,56 @@ def norm_growth(
                 total += loop_rms(model, torch.randint(config.vocab_size, (2, config.block_size)))[-1]
             growth[rule].append(total / len(seeds))
     return growth
+
+
+def saved_bytes(run: Callable[[], object], parameters: Iterable[Tensor] = ()) -> int:
+    """Most bytes that autograd holds for backward passes at any one time while `run` runs.
+
+    Each storage counts once, however many operations saved it; those of `parameters` (give buffers too) not at all,
+    since they are there anyway. If `run` itself calls backward, what that frees no longer counts.
+    """
+    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    holders: Counter[int] = Counter()  # by address of the storage: how many saved tensors hold it
+    held = peak = 0
+
+    class Saved:
+        """Lives exactly as long as autograd keeps the tensor."""
+
+        def __init__(self, tensor: Tensor):
+            nonlocal held, peak
+            self.tensor, self.address = tensor, tensor.untyped_storage().data_ptr()
+            if self.address not in own:
+                holders[self.address] += 1
+                if holders[self.address] == 1:
+                    held += tensor.untyped_storage().nbytes()
+                    peak = max(peak, held)
+
+        def __del__(self):
+            nonlocal held
+            if self.address not in own:
+                holders[self.address] -= 1
+                if holders[self.address] == 0:
+                    held -= self.tensor.untyped_storage().nbytes()
+
+    with saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        run()
+    return peak
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model of L unique blocks and N loops costs to train."""
+
+    n_layer: int
+    n_loop: int
+    parameters: int  # unique ones
+    operations: int  # floating-point operations per token, forward and backward
+    saved: int  # bytes that autograd holds for the backward pass of one full window
+
+
+def cost(config: LoopedConfig) -> Cost:
+    """Build a model, run one window of `block_size` random tokens through it, and count."""
+    model = LoopedGPT(config)
+    idx, targets = torch.randint(config.vocab_size, (2, 1, config.block_size))  # (1, T) each
+    saved = saved_bytes(lambda: model(idx, targets), [*model.parameters(), *model.buffers()])
+    return Cost(config.n_layer, config.n_loop, model.num_params(), model.flops_per_token(), saved)

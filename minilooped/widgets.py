@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import ipywidgets
 
 from . import plots
-from .probes import Dial
+from .probes import Cost, Dial
 
 
 def explorer(draw: Callable[..., None], *, height: str = "420px", **controls: ipywidgets.Widget) -> ipywidgets.VBox:
@@ -38,3 +38,40 @@ def loop_dial(dial: Sequence[Dial], trained: int) -> ipywidgets.VBox:
 
     slider = ipywidgets.SelectionSlider(options=list(positions), value=trained, description="loops")
     return explorer(draw, n_loop=slider)
+
+
+def show_costs(costs: Sequence[Cost], n_layer: int, n_loop: int) -> None:
+    """One position of `cost_explorer`, which says what `costs` must hold."""
+    (one,) = (c for c in costs if (c.n_layer, c.n_loop) == (1, 1))
+    row = sorted((c for c in costs if c.n_layer == n_layer), key=lambda c: c.n_loop)
+    (chosen,) = (c for c in row if c.n_loop == n_loop)
+    ratios = {
+        "parameters": [c.parameters / one.parameters for c in row],
+        "operations": [c.operations / one.operations for c in row],
+        "saved bytes": [c.saved / one.saved for c in row],
+    }
+    title = (
+        f"{n_layer} x {n_loop}: {chosen.parameters:,} parameters, {chosen.operations / 1e6:.2f} million operations "
+        f"a token, {chosen.saved / 1e6:.2f} MB"
+    )
+    ax = plots.costs([c.n_loop for c in row], ratios, at=n_loop, title=title)
+    ax.set_ylim(0, 1.05 * max(c.operations for c in costs) / one.operations)  # one scale for every position
+    plots.show(ax, f"Costs over the loop count. {title}.")
+
+
+def cost_explorer(costs: Sequence[Cost]) -> ipywidgets.VBox:
+    """Parameters, operations and saved bytes over the loop count, for a chosen number of blocks.
+
+    costs: what `probes.cost` returned for every pair of the block counts and loop counts to choose from, (1, 1) among
+    them.
+    """
+    n_layers, n_loops = sorted({c.n_layer for c in costs}), sorted({c.n_loop for c in costs})
+
+    def draw(n_layer: int, n_loop: int):
+        show_costs(costs, n_layer, n_loop)
+
+    return explorer(
+        draw,
+        n_layer=ipywidgets.SelectionSlider(options=n_layers, description="blocks L"),
+        n_loop=ipywidgets.SelectionSlider(options=n_loops, description="loops N"),
+    )

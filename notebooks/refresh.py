@@ -29,7 +29,9 @@ def clean(notebook: nbformat.NotebookNode) -> None:
 
 def refresh(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    # What a cell prints arrives in pieces cut by the clock: coalesce them, or every run would store other ones.
+    resources = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=300, coalesce_streams=True, resources=resources).execute()
     clean(notebook)
     nbformat.validate(notebook)
     nbformat.write(notebook, path)

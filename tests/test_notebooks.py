@@ -212,6 +212,7 @@ def test_refresh_twice_stores_the_same_bytes_and_no_widget(tmp_path, capsys):
         nbformat.v4.new_markdown_cell("# A slider", id="a"),
         nbformat.v4.new_code_cell("import ipywidgets\nprint(6 * 7)\nipywidgets.IntSlider()", id="b"),
         nbformat.v4.new_code_cell("6 * 7", id="c", metadata={"tags": ["exercise"]}),
+        nbformat.v4.new_code_cell("import time\nprint(1, flush=True)\ntime.sleep(0.5)\nprint(2)", id="d"),
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "my kernel of yesterday"}
@@ -225,10 +226,11 @@ def test_refresh_twice_stores_the_same_bytes_and_no_widget(tmp_path, capsys):
 
     stored = nbformat.read(path, as_version=4)
     assert stored.metadata.kernelspec.display_name == "Python 3" and "widgets" not in stored.metadata
-    assert [cell.metadata for cell in stored.cells] == [{}, {}, {"tags": ["exercise"]}]
+    assert [cell.metadata for cell in stored.cells] == [{}, {}, {"tags": ["exercise"]}, {}]
     assert printed(stored.cells[1]) == "42\n" and len(stored.cells[1].outputs) == 1
     assert stored.cells[2].outputs[0].data == {"text/plain": "42"}
-    assert [cell.execution_count for cell in code_cells(stored)] == [1, 2]
+    assert [output.text for output in stored.cells[3].outputs] == ["1\n2\n"]
+    assert [cell.execution_count for cell in code_cells(stored)] == [1, 2, 3]
 
 
 def test_refresh_leaves_the_notebook_alone_when_a_cell_fails(tmp_path):

@@ -157,6 +157,35 @@ def test_explorer_waits_until_the_handle_is_let_go_and_keeps_its_height(shown):
 
 
 @pytest.fixture(scope="module")
+def costs():
+    shape = dict(vocab_size=9, block_size=8, n_head=2, n_embd=16)
+    return [probes.cost(LoopedConfig(**shape, n_layer=L, n_loop=N)) for N in (1, 2, 5) for L in (1, 2)]
+
+
+def test_cost_explorer_has_its_numbers_in_the_title_at_every_position(costs, shown):
+    layers, loops, _ = widgets.cost_explorer(costs).children
+    assert tuple(layers.options) == (1, 2) and tuple(loops.options) == (1, 2, 5)
+    for c in costs:
+        layers.value, loops.value = c.n_layer, c.n_loop
+        for number in (f"{c.n_layer} x {c.n_loop}:", f"{c.parameters:,} parameters", f"{c.saved / 1e6:.2f} MB"):
+            assert number in shown[-1].alt
+    started = time.process_time()
+    layers.value = 1
+    assert time.process_time() - started < SECONDS_PER_MOVE
+
+
+def test_cost_explorer_draws_multiples_of_one_block_and_one_loop(costs, shown, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "show", lambda ax, alt: drawn.append(ax))
+    widgets.show_costs(costs, n_layer=2, n_loop=5)
+    one, row = costs[0], [c for c in costs if c.n_layer == 2]
+    curves = [line for line in drawn[0].lines if len(line.get_xdata()) == 3]
+    for line, name in zip(curves, ("parameters", "operations", "saved"), strict=True):
+        assert line.get_ydata().tolist() == [getattr(c, name) / getattr(one, name) for c in row]
+    assert drawn[0].get_ylim()[1] >= costs[-1].operations / one.operations
+
+
+@pytest.fixture(scope="module")
 def kernel():
     with run_kernel() as client:
         yield client
@@ -257,9 +286,32 @@ def test_training_curve_without_estimates():
     assert len(plots.training_curve([10], [4.0], [], 4.5).lines) == 2
 
 
+def test_costs_draws_its_arrays():
+    ax = plots.costs([1, 2, 4], {"flat": [1, 1, 1], "steep": [1, 2, 5]}, at=4, title="two")
+    flat, ring, steep, steep_ring = ax.lines
+    assert flat.get_xydata().tolist() == [[1, 1], [2, 1], [4, 1]]
+    assert steep.get_xydata().tolist() == [[1, 1], [2, 2], [4, 5]]
+    assert ring.get_xydata().tolist() == [[4, 1]] and steep_ring.get_xydata().tolist() == [[4, 5]]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["flat", "steep"]
+    assert ax.get_title() == "two" and ax.get_xticks().tolist() == [1, 2, 4]
+    assert flat.get_linestyle() != steep.get_linestyle() and flat.get_marker() != steep.get_marker()
+    assert len(plots.costs([1, 2], {"flat": [1, 1]}).lines) == 1
+
+
+def test_gradient_by_visit_draws_its_arrays():
+    ax = plots.gradient_by_visit([3.0, 2.0, 1.0], 4.5)
+    assert [bar.get_height() for bar in ax.patches] == [3.0, 2.0, 1.0]
+    assert [line.get_ydata()[0] for line in ax.lines] == [6.0, 4.5, pytest.approx(14**0.5)]
+    assert ax.get_ylim()[0] == 0
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert [any(number in text for text in legend) for number in ("6.00", "4.50", "3.74")] == [True] * 3
+
+
 @pytest.mark.parametrize(
     "plot",
     [
+        lambda ax: plots.costs([1, 2], {"flat": [1, 1]}, ax=ax),
+        lambda ax: plots.gradient_by_visit([2.0, 1.0], 2.5, ax=ax),
         lambda ax: plots.loss_by_loops([1, 2], [2.5, 2.25], 2, ax=ax),
         lambda ax: plots.training_curve([1, 2], [2.5, 2.25], [], 2, ax=ax),
     ],

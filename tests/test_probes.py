@@ -1,0 +1,123 @@
+"""Instruments against what can be counted by hand."""
+
+import pytest
+import torch
+from helpers import build, example, tiny
+
+from minilooped import probes
+from minilooped.probes import saved_bytes
+
+# ----------------------------------------------------------------------------------------------------------------------
+# saved_bytes
+
+
+def leaf(n: int = 1000, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(n, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (lambda x: x.exp(), 4000),  # its result
+        (lambda x: x.sin(), 4000),  # its argument
+        (lambda x: x.exp().sin(), 4000),  # one storage, saved twice
+        (lambda x: x.sin().exp(), 8000),
+        (lambda x: x * leaf(), 8000),
+        (lambda x: x * x, 4000),
+        (lambda x: x + 1, 0),
+        (lambda x: (x + 1)[:10].sin(), 4000),  # a view keeps all of its storage alive
+        (lambda x: x.double().sin(), 8000),
+    ],
+)
+def test_saved_bytes_of_a_few_operations(run, expected):
+    x = leaf()
+    assert saved_bytes(lambda: run(x)) == expected
+
+
+def test_saved_bytes_leaves_out_parameters_and_their_views():
+    x, w = leaf(), leaf()
+    assert saved_bytes(lambda: x * w, [w]) == 4000
+    assert saved_bytes(lambda: x * w.view(10, 100).flatten(), [x, w]) == 0
+    assert saved_bytes(lambda: x * w, iter([x, w])) == 0
+
+
+def test_saved_bytes_counts_nothing_without_gradients():
+    x = leaf()
+    with torch.no_grad():
+        assert saved_bytes(lambda: x.exp()) == 0
+    assert saved_bytes(lambda: x.detach().exp()) == 0
+
+
+def test_saved_bytes_is_the_most_at_one_time():
+    """Two graphs one after the other hold no more than the larger; two at once hold both."""
+    x, y = leaf(), leaf(500)
+
+    def one_after_the_other():
+        for z in (x, y, x):
+            z.exp().sum().backward()
+
+    def at_once():
+        total = x.exp().sum() + y.exp().sum()
+        total.backward()
+
+    assert saved_bytes(one_after_the_other) == 4000
+    assert saved_bytes(at_once) == 6000
+
+
+def test_saved_bytes_leaves_results_and_gradients_alone():
+    results = []
+    for measured in (False, True):
+        model = build(tiny())
+        idx, targets = example(model.config)
+
+        def run(model=model, idx=idx, targets=targets):
+            model(idx, targets)[1].backward()
+
+        if measured:
+            assert saved_bytes(run, model.parameters()) > 0
+        else:
+            run()
+        results.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def segmented(n_loop: int, segment: int | None) -> int:
+    model = build(tiny(n_loop=n_loop, segment=segment), dtype=torch.float32)
+    idx, targets = example(model.config)
+
+    def run():
+        for loss in model.segment_losses(idx, targets):
+            loss.backward()
+
+    return saved_bytes(run, [*model.parameters(), *model.buffers()])
+
+
+def test_saved_bytes_of_a_loop_are_a_straight_line():
+    two, three, seven = (segmented(n_loop, None) for n_loop in (2, 3, 7))
+    assert three > two and seven - three == 4 * (three - two)
+
+
+def test_saved_bytes_of_segments_are_flat():
+    assert segmented(4, 2) == segmented(8, 2) == segmented(12, 2) == segmented(2, None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# cost
+
+
+def test_cost_counts_visits_but_for_parameters():
+    shapes = [(1, 6), (2, 3), (6, 1)]
+    looped, between, plain = (probes.cost(tiny(n_layer=n_layer, n_loop=n_loop)) for n_layer, n_loop in shapes)
+    assert [(c.n_layer, c.n_loop) for c in (looped, between, plain)] == shapes
+    assert looped.operations == between.operations == plain.operations
+    assert looped.saved == between.saved == plain.saved
+    assert plain.parameters - looped.parameters == 5 * (between.parameters - looped.parameters) > 0
+
+
+def test_cost_is_that_of_the_model():
+    config = tiny(n_loop=2)
+    model = build(config, dtype=torch.float32)
+    idx, targets = example(config, batch=1)
+    cost = probes.cost(config)
+    assert (cost.parameters, cost.operations) == (model.num_params(), model.flops_per_token())
+    assert cost.saved == saved_bytes(lambda: model(idx, targets), [*model.parameters(), *model.buffers()])
