@@ -21,7 +21,7 @@ PATIENCE = 180_000  # ms, for a busy machine of two cores; nothing waits longer 
 # Less training of a smaller model, and no claim about what only the real training brings.
 SHORTER = {
     r"max_steps=\d+": "max_steps=10",
-    r"train\(preset\.model,": "train(replace(preset.model, n_embd=32),",
+    r"\bpreset\.model\b": "replace(preset.model, n_embd=32)",
     r"(?m)^assert loss\[.*": "",
 }
 
