@@ -6,6 +6,7 @@ An answer that is still missing prints "not answered yet" and lets the notebook 
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
+from numbers import Real
 from typing import Any
 
 import torch
@@ -37,10 +38,10 @@ def compare(name: str, answer: Any, expected: Any, tolerance: float = 1e-5) -> b
         print(f"{name}: not answered yet")
         return False
     if not isinstance(expected, Tensor):
-        if not isinstance(answer, int | float) or isinstance(answer, bool):
+        if not isinstance(answer, Real) or isinstance(answer, bool):
             raise AssertionError(f"{name}: expected a number, got {type(answer).__name__}")
-        if abs(answer - expected) > tolerance * max(1.0, abs(expected)):
-            raise AssertionError(f"{name}: {answer:,} is not right (off by a factor of {answer / expected:.3g})")
+        if not abs(answer - expected) <= tolerance * max(1.0, abs(expected)):  # so that NaN is wrong too
+            raise AssertionError(f"{name}: {answer:,} is not right, it is off by {answer - expected:+,.6g}")
         return True
     if not isinstance(answer, Tensor):
         raise AssertionError(f"{name}: expected a tensor, got {type(answer).__name__}")
@@ -61,6 +62,10 @@ def passed(name: str) -> None:
     print(f"{name}: correct")
 
 
+# Checkers draw models and tokens; as a decorator this leaves the reader's own random generator where it was.
+exercise = torch.random.fork_rng(devices=[])
+
+
 # -- chapter 0 ---------------------------------------------------------------------------------------------------------
 
 
@@ -70,6 +75,7 @@ def _small_model(n_loop: int, seed: int, **changes: Any) -> LoopedGPT:
     return LoopedGPT(LoopedConfig(**(shape | changes))).eval()
 
 
+@exercise
 def untied_parameters(answer: Callable[[LoopedGPT], int]) -> None:
     """Exercise: parameters of the same depth without tying."""
     name = "untied_parameters"
@@ -81,19 +87,25 @@ def untied_parameters(answer: Callable[[LoopedGPT], int]) -> None:
     passed(name)
 
 
+@exercise
 def loss_after_every_loop(answer: Callable[[LoopedGPT, Tensor, Tensor, int], Tensor]) -> None:
     """Exercise: the cross-entropy read out after each loop of one pass."""
     name = "loss_after_every_loop"
     for n_loop in (1, 2, 7):
-        model = _small_model(n_loop=2, seed=n_loop)
+        model = _small_model(n_loop=2, seed=n_loop, reinject=True)  # so that x0 and the loop's number count
         idx, targets = torch.randint(11, (2, 3, 1 + n_loop))
         with torch.no_grad():
             expected = torch.stack([model(idx, targets, n_loop=n)[1] for n in range(1, n_loop + 1)])
+            passes, run_loop = [], model.run_loop
+            model.run_loop = lambda *args, passes=passes, run_loop=run_loop: passes.append(1) or run_loop(*args)
             if not compare(f"{name} at n_loop={n_loop}", answer(model, idx, targets, n_loop), expected):
                 return
+        if len(passes) != n_loop:
+            raise AssertionError(f"{name}: {len(passes)} passes through the stack, and {n_loop} are enough")
     passed(name)
 
 
+@exercise
 def extra_compute(answer: Callable[[LoopedGPT, int], float]) -> None:
     """Exercise: how many times the operations of the trained loop count another count takes."""
     name = "extra_compute"
@@ -109,6 +121,7 @@ def extra_compute(answer: Callable[[LoopedGPT, int], float]) -> None:
 # -- chapter 1 ---------------------------------------------------------------------------------------------------------
 
 
+@exercise
 def layer_loop(answer: Callable[[LoopedGPT, Tensor, int], Tensor]) -> None:
     """Exercise: the logits when every block is repeated before the next one has its turn."""
     name = "layer_loop"
@@ -126,6 +139,7 @@ def layer_loop(answer: Callable[[LoopedGPT, Tensor, int], Tensor]) -> None:
     passed(name)
 
 
+@exercise
 def tied_gradient(answer: Callable[[Tensor, int], Tensor]) -> None:
     """Exercise: the gradient of the shared matrices from those of the untied copies."""
     name = "tied_gradient"
@@ -138,6 +152,7 @@ def tied_gradient(answer: Callable[[Tensor, int], Tensor]) -> None:
     passed(name)
 
 
+@exercise
 def albert_parameters(answer: Callable[[LoopedConfig, int], int]) -> None:
     """Exercise: unique parameters of a looped model whose embedding is factorised as ALBERT's."""
     name = "albert_parameters"
@@ -151,6 +166,7 @@ def albert_parameters(answer: Callable[[LoopedConfig, int], int]) -> None:
     passed(name)
 
 
+@exercise
 def universal_transformer(answer: Callable[[LoopedGPT, Tensor, Tensor], Tensor]) -> None:
     """Exercise: the logits when every loop is told which one it is."""
     name = "universal_transformer"

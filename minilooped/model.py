@@ -50,7 +50,7 @@ class LoopedConfig:
     qk_norm: bool = False  # parameter-free RMSNorm on queries and keys
     norm: Literal["rms", "layer"] = "rms"  # kind of the learned norms; layer is GPT-2's
     pos: Literal["rope", "learned"] = "rope"  # rotary positions, or a learned vector for each (GPT-2)
-    bias: bool = False  # biases in attention, dense MLP and LayerNorm; experts never have any
+    bias: bool = False  # biases in attention, MLP and LayerNorm; routed experts have none
     tie_embeddings: bool = True  # one matrix for the embedding and the head
     init_std: float = 0.02  # base std of every matrix; suits width 768. n_embd ** -0.5 makes growth visible when narrow
 
@@ -97,10 +97,12 @@ class LoopedConfig:
                     number and isinstance(value, int) and value >= least, f"{name}={value!r} must be an int >= {least}"
                 )
             elif float in kinds:
-                need(number and 0 <= value < math.inf, f"{name}={value!r} must be a finite number >= 0")
+                positive = name in ("init_std", "lam", "l_ref")  # 0 would switch the model off
+                need(
+                    number and 0 <= value < math.inf and not (positive and value == 0),
+                    f"{name}={value!r} must be a finite number {'>' if positive else '>='} 0",
+                )
         need(self.rule in tuple(RULES), f"rule={self.rule!r} is not one of {', '.join(RULES)}")
-        for name in ("init_std", "lam", "l_ref"):
-            need(getattr(self, name) != 0, f"{name}=0 would switch the model off: give a number > 0")
         beta = self.loop_residual
         need(beta is None or beta < 1, f"loop_residual={beta} must lie in [0, 1); None switches it off")
         need(
@@ -127,6 +129,12 @@ class LoopedConfig:
         """Unrolled depth in blocks, L * N."""
         return self.n_layer * self.n_loop
 
+    def segments(self, n_loop: int | None = None) -> list[range]:
+        """The loops, 0-based, of each segment of segmented backprop; the last one may be shorter."""
+        n_loop = self.n_loop if n_loop is None else n_loop
+        length = self.segment or n_loop
+        return [range(first, min(first + length, n_loop)) for first in range(0, n_loop, length)]
+
     @property
     def layer_ratio(self) -> float:
         """L / l_ref, unique layers as the scaling rules count them."""
@@ -142,11 +150,11 @@ class LoopedConfig:
         """Resolved MLP width: of the dense MLP, or of one expert."""
         if self.n_inner is not None:
             return self.n_inner
-        width = (8 * self.n_embd / 3) if self.mlp == "swiglu" else 4 * self.n_embd
+        width = self.n_embd * (8 / 3 if self.mlp == "swiglu" else 4)  # the same number of weights either way
         if self.n_expert:
-            width /= self.top_k + self.n_expert_shared  # so that the active width is the dense one
-        elif self.mlp != "swiglu":
-            return 4 * self.n_embd
+            width /= self.top_k + self.n_expert_shared  # so that the active experts are as wide as the dense MLP
+        if self.mlp != "swiglu" and not self.n_expert:
+            return int(width)
         return max(8, 8 * round(width / 8))
 
     @property
@@ -156,6 +164,7 @@ class LoopedConfig:
 
     @property
     def normalizes_embedding(self) -> bool:
+        """Resolved `embed_norm`."""
         return self.row.embed_norm if self.embed_norm is None else self.embed_norm
 
 
@@ -179,6 +188,7 @@ class Row:
 
 
 def lam_or(default: float, c: LoopedConfig) -> float:
+    """The config's lambda, or the row's own."""
     return default if c.lam is None else c.lam
 
 
@@ -197,7 +207,8 @@ RULES: dict[str, Callable[[LoopedConfig], Row]] = {
     ),
     # The scale of LOOM [3]; its other parts are switches of their own.
     "loom": lambda c: Row(branch=lam_or(0.5, c) / c.n_loop * c.n_layer**-0.5, embed_norm=True),
-    # Depth-muP, arXiv 2310.02244, and CompleteP (alpha = 1), arXiv 2505.01618: the unrolled depth, for all or for two.
+    # Depth-muP, arXiv 2310.02244: 1/sqrt(depth) on branch, learning rate and epsilon. CompleteP, arXiv 2505.01618, at
+    # alpha = 1: 1/depth on branch and epsilon. Both see the unrolled depth.
     "depth_mup": lambda c: Row(
         branch=c.depth_ratio**-0.5, lr_factor=c.depth_ratio**-0.5, eps_factor=c.depth_ratio**-0.5
     ),
@@ -236,6 +247,7 @@ def make_norm(config: LoopedConfig) -> nn.Module:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -249,7 +261,7 @@ def rotary_table(block_size: int, head_size: int, base: float = 10000.0) -> Tens
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x (B, T, *, H, D) by its position's angle, in the table's float32."""
+    """Turn each pair (i, i + D/2) of x (B, T, *, H, D) by its position's angle, in the table's precision."""
     cos, sin = rope  # each (T, 1, 1, D)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 
@@ -258,7 +270,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention: q (B, H, T, D) are the last T of the S positions of k and v (B, H, S, D)."""
     T, S = q.shape[-2], k.shape[-2]
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and S <= 512:
-        # The CPU's fused kernel has a slow bfloat16 backward; up to here plain products are three to six times faster.
+        # The CPU's fused kernel has a slow bfloat16 backward; up to about this length plain products are faster.
         with torch.autocast("cpu", enabled=False):
             mask = torch.full((T, S), -torch.inf, dtype=q.dtype).triu(S - T + 1)
             score = torch.baddbmm(mask, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.shape[-1] ** -0.5)  # (B*H, T, S)
@@ -359,9 +371,9 @@ class Router(nn.Module):
         """x: (S, C); loop: 0-based. Loops beyond the trained ones use the last router."""
         config, n_expert = self.config, self.config.n_expert
         x = at_least_float32(x)  # routing is decided in float32 whatever the rest computes in
-        weight = self.weight[min(loop, len(self.weight) - 1)]
+        rows = self.weight[min(loop, len(self.weight) - 1)]  # (E, C), one row per expert
         with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(x, weight.to(x.dtype))  # (S, E)
+            logits = F.linear(x, rows.to(x.dtype))  # (S, E)
         score = logits.softmax(dim=-1) if config.gate == "softmax" else logits.sigmoid()
         choice = (score.detach() + self.bias).topk(config.top_k, dim=-1).indices  # (S, k)
         weight = score.gather(1, choice)  # (S, k)
@@ -463,14 +475,14 @@ class Memory(NamedTuple):
     """LOOM's looping residual [3]: a local memory, new in every loop, and a global one that reads from the local."""
 
     local: EMA
-    glob: EMA
+    global_: EMA
 
     def carry(self, update: Tensor, beta: float) -> tuple[Tensor, "Memory"]:
         """Write `update`, and return what takes its place on the stream: both memories' means."""
         local = self.local.write(update, beta)
         recent = local.read()
-        glob = self.glob.write(recent, beta)
-        return recent + glob.read(), Memory(local, glob)
+        global_ = self.global_.write(recent, beta)
+        return (recent + global_.read()).to(update.dtype), Memory(local, global_)
 
 
 class Block(nn.Module):
@@ -500,11 +512,10 @@ class Block(nn.Module):
         slot: tuple[Tensor, int] | None = None,
     ) -> tuple[Tensor, Memory | None, Routing | None]:
         """One visit. h: (B, T, C), the residual stream; loop: 0-based; rope: (2, T, 1, 1, D); slot: see KVCache."""
-        update = self.attn(scale(self.attn_pre_norm(h), in_gain), rope, slot)
+        update = self.attn(scale(self.attn_pre_norm(h), in_gain), rope, slot).to(h.dtype)
         update = scale(update, self.branch)
         if memory is not None:
             update, memory = memory.carry(update, self.beta)
-            update = update.to(h.dtype)  # the memories are float32
         h = self.attn_post_norm(scale(h, self.skip) + update)
 
         x, routing = scale(self.mlp_pre_norm(h), in_gain), None
@@ -526,7 +537,7 @@ class LoopedGPT(nn.Module):
 
     def __init__(self, config: LoopedConfig):
         super().__init__()
-        self.config, self.row = config, config.row
+        self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.pos == "learned" else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -536,6 +547,11 @@ class LoopedGPT(nn.Module):
         rope = rotary_table(config.block_size, config.n_embd // config.n_head) if config.pos == "rope" else None
         self.register_buffer("rope", None if rope is None else rope.float(), persistent=False)
         self.init_weights()
+
+    @property
+    def row(self) -> Row:
+        """The resolved row of the scaling rule."""
+        return self.config.row
 
     @torch.no_grad()
     def init_weights(self):
@@ -570,19 +586,25 @@ class LoopedGPT(nn.Module):
         return 0.0 if t == 1 else min(1.0, self.config.reinject_lam / (t * math.sqrt(self.config.n_layer)))
 
     def run_loop(
-        self, h: Tensor, loop: int, x0: Tensor, glob: EMA | None = None, start: int = 0, cache: KVCache | None = None
+        self,
+        h: Tensor,
+        loop: int,
+        x0: Tensor,
+        global_ema: EMA | None = None,
+        start: int = 0,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
         """One pass through the stack.
 
-        h: (B, T, C), the stream; loop: 0-based; x0: (B, T, C), the embedding; glob: the looping residual's global
-        memory, None in the first loop; start: position of the first token. Returns the stream, the global memory and
-        one routing per layer.
+        h: (B, T, C), the stream; loop: 0-based; x0: (B, T, C), the embedding; global_ema: the looping residual's
+        global memory, None in the first loop; start: position of the first token. Returns the stream, the global
+        memory and one routing per layer.
         """
         config, rope, memory, routings = self.config, None, None, []
         if config.reinject and loop > 0:
             h = torch.lerp(h, x0, self.reinjection_gain(loop))
         if config.loop_residual is not None:
-            memory = Memory(local=EMA.empty(h), glob=EMA.empty(h) if glob is None else glob)
+            memory = Memory(local=EMA.empty(h), global_=EMA.empty(h) if global_ema is None else global_ema)
         if self.rope is not None:
             rope = self.rope[:, start : start + h.shape[1]]
         for layer, block in enumerate(self.blocks):
@@ -594,7 +616,7 @@ class LoopedGPT(nn.Module):
             routings.append(routing)
         if config.loop_end_norm:
             h = rms_norm(h)
-        return h, None if memory is None else memory.glob, routings
+        return h, None if memory is None else memory.global_, routings
 
     def logits(self, h: Tensor) -> Tensor:
         """Read the stream out: final norm and head, (B, T, C) -> (B, T, V). Works on the state after any loop."""
@@ -608,7 +630,7 @@ class LoopedGPT(nn.Module):
         n_loop: int | None = None,
         return_states: bool = False,
         cache: KVCache | None = None,
-    ):
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run all loops once. Returns (logits, loss), and the states too if asked for.
 
         idx: (B, T) int64, T <= block_size; targets: (B, T) int64, -100 is ignored.
@@ -622,11 +644,12 @@ class LoopedGPT(nn.Module):
         start = 0 if cache is None else cache.length
         self._check_tokens(idx, targets, start)
         h = x0 = self.embed(idx, start)
-        glob, states, routings = None, [], []
+        global_ema, states, routings = None, [], []
         for loop in range(n_loop):
-            h, glob, routed = self.run_loop(h, loop, x0, glob, start, cache)
-            states.append(h)
+            h, global_ema, routed = self.run_loop(h, loop, x0, global_ema, start, cache)
             routings.append(routed)
+            if return_states:
+                states.append(h)
         if cache is not None:
             cache.length += idx.shape[1]
         logits = self.logits(h)
@@ -642,28 +665,25 @@ class LoopedGPT(nn.Module):
         recomputed for every segment, so an optimizer step between two of them is seen. Without `segment`, or with at
         least N loops in it, there is one loss, equal to the forward's.
         """
+        if targets is None:
+            raise ValueError("segment_losses needs targets")
         n_loop = self._loop_count(n_loop)
         self._check_tokens(idx, targets)
-        segment = self.config.segment or n_loop
-        h = glob = None
-        for first in range(0, n_loop, segment):
-            h, glob, loss = self.run_segment(idx, targets, range(first, min(first + segment, n_loop)), h, glob)
+        return self._segment_losses(idx, targets, self.config.segments(n_loop))
+
+    def _segment_losses(self, idx: Tensor, targets: Tensor, segments: list[range]) -> Iterator[Tensor]:
+        h = global_ema = None
+        for loops in segments:
+            x0, routings = self.embed(idx), []
+            h = x0 if h is None else h
+            for loop in loops:
+                h, global_ema, routed = self.run_loop(h, loop, x0, global_ema)
+                routings.append(routed)
+            loss = self._loss(self.logits(h), targets, routings)
+            self._move_biases(routings)
             yield loss
             h = h.detach()
-            glob = None if glob is None else EMA(glob.total.detach(), glob.weight)
-
-    def run_segment(
-        self, idx: Tensor, targets: Tensor, loops: range, h: Tensor | None = None, glob: EMA | None = None
-    ) -> tuple[Tensor, EMA | None, Tensor]:
-        """The given loops from the stream h (None: the embedding), and the loss at their end."""
-        x0 = self.embed(idx)
-        h, routings = x0 if h is None else h, []
-        for loop in loops:
-            h, glob, routed = self.run_loop(h, loop, x0, glob)
-            routings.append(routed)
-        loss = self._loss(self.logits(h), targets, routings)
-        self._move_biases(routings)
-        return h, glob, loss
+            global_ema = None if global_ema is None else EMA(global_ema.total.detach(), global_ema.weight)
 
     def _loss(self, logits: Tensor, targets: Tensor, routings: list[list[Routing | None]]) -> Tensor:
         total = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), reduction="sum")
@@ -716,8 +736,8 @@ class LoopedGPT(nn.Module):
         """Continue idx (B, T) by max_new_tokens tokens -> (B, T + max_new_tokens).
 
         temperature: 0 is greedy. top_k: sample from the k likeliest; None or 0 is off. n_loop: loops per token.
-        Past block_size tokens the window is the last block_size ones and is run anew for every token, since all its
-        positions move. Runs in eval mode and restores the mode. Raises ValueError on a negative option.
+        Past block_size tokens the window is the last block_size ones, and it is run anew for every token, since all
+        its positions move. Runs in eval mode and restores the mode. Raises ValueError on a negative option.
         """
         for name, value in (("temperature", temperature), ("max_new_tokens", max_new_tokens), ("top_k", top_k or 0)):
             if not value >= 0:
@@ -727,11 +747,11 @@ class LoopedGPT(nn.Module):
         self.eval()
         try:
             for _ in range(max_new_tokens):
-                if not use_cache:
-                    new = idx[:, -block_size:]
-                elif cache is None or cache.length == block_size:
-                    new = idx[:, -block_size:]
-                    cache = KVCache(self.config, n_loop, len(idx), self.wte.weight, new.shape[1] + max_new_tokens)
+                new = idx[:, -block_size:]
+                if not use_cache or idx.shape[1] > block_size:
+                    cache = None
+                elif cache is None:
+                    cache = KVCache(self.config, n_loop, len(idx), self.wte.weight, idx.shape[1] + max_new_tokens)
                 else:
                     new = idx[:, -1:]
                 logits = self(new, n_loop=n_loop, cache=cache)[0][:, -1]  # (B, V)
@@ -759,7 +779,7 @@ class LoopedGPT(nn.Module):
         if config.n_expert:
             mlp = mlp * (config.top_k + config.n_expert_shared) + width * config.n_expert
         visit = 2 * (4 * width**2 + mlp) + 4 * config.block_size * width
-        heads = -(-config.n_loop // config.segment) if training and config.segment else 1
+        heads = len(config.segments()) if training else 1
         forward = config.n_unroll * visit + heads * 2 * width * config.vocab_size
         return 3 * forward if training else forward
 
@@ -807,7 +827,7 @@ class LoopedGPT(nn.Module):
             betas=betas,
             fused=self.wte.weight.device.type in ("cpu", "cuda"),
         )
-        if optimizer == "adamw":
+        if "hidden_muon" not in groups:
             return adamw
         muon = torch.optim.Muon([group("hidden_muon")], lr=lr, adjust_lr_fn="match_rms_adamw")
         return OptimizerPair(muon, adamw)
@@ -820,8 +840,8 @@ def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch
     logits = at_least_float32(logits)
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # at most 0: no overflow as temperature -> 0
     if top_k and top_k < logits.shape[-1]:
-        least = logits.topk(top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        best = logits.topk(top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(1, best.indices, best.values)
     return torch.multinomial(logits.softmax(dim=-1), num_samples=1, generator=generator)
 
 

@@ -1,6 +1,8 @@
 """Arrays in, matplotlib Axes out. One look for every figure: opaque, readable, told apart without colour too."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from html import escape
 from io import BytesIO
 from pathlib import Path
 
@@ -34,13 +36,16 @@ RULE_LOOK = {
 LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
 
 
+in_style = matplotlib.rc_context(STYLE)  # decorates every function that draws
+
+
+@in_style
 def figure(**options) -> Axes:
     """New axes in the common style; options go to `Figure`.
 
     A figure of its own, not one of pyplot's: it opens no window, and it is gone when nobody holds it.
     """
-    with matplotlib.rc_context(STYLE):
-        return Figure(**options).subplots()
+    return Figure(**options).subplots()
 
 
 def save(ax: Axes, path: Path | BytesIO) -> None:
@@ -50,12 +55,17 @@ def save(ax: Axes, path: Path | BytesIO) -> None:
 
 def show(ax: Axes, alt: str) -> None:
     """Show the figure in a notebook, with `alt` for those who cannot see it."""
-    from IPython.display import Image, display
+    from IPython.display import display
 
-    save(ax, png := BytesIO())
-    display(Image(png.getvalue(), alt=alt))
+    save(ax, buffer := BytesIO())
+    png = b64encode(buffer.getvalue()).decode("ascii")
+    # JupyterLab shows the first of these and reads its alt text; GitHub and others show the picture, or the text alone.
+    html = f'<img alt="{escape(alt)}" src="data:image/png;base64,{png}">'
+    data = {"text/html": html, "image/png": png, "text/plain": alt}
+    display(data, metadata={"image/png": {"alt": alt}}, raw=True)
 
 
+@in_style
 def training_curve(
     steps: Sequence[int], losses: Sequence[float], estimates: Sequence[tuple[int, float]], val_loss: float,
     *, title: str = "", ax: Axes | None = None,
@@ -69,10 +79,11 @@ def training_curve(
         )
     ax.axhline(val_loss, color=QUIET, linestyle="--", linewidth=1.5, label=f"validation, all of it: {val_loss:.3f}")
     ax.set(xlabel="step", ylabel="loss, nats per token", title=title)
-    ax.legend(frameon=False)
+    ax.legend()
     return ax
 
 
+@in_style
 def loss_by_loops(
     n_loops: Sequence[int], losses: Sequence[float], trained: int, *, at: int | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -81,20 +92,22 @@ def loss_by_loops(
     trained: the loop count of training, marked by a dashed line; at: the dial's position, marked by a square.
     """
     ax = figure() if ax is None else ax
+    ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)
     ax.plot(n_loops, losses, marker="o", color=LINE)
-    ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5)
+    last = trained == max(n_loops)  # then there is no room on the right
     ax.annotate(
-        f"trained with {trained}", (trained, 0.96), xycoords=("data", "axes fraction"), xytext=(6, 0),
-        textcoords="offset points", va="top", color=QUIET,
+        f"trained with {trained}", (trained, 0.96), xycoords=("data", "axes fraction"), xytext=(-6 if last else 6, 0),
+        textcoords="offset points", ha="right" if last else "left", va="top", color=QUIET,
     )  # fmt: skip
     if at is not None:
         loss = losses[list(n_loops).index(at)]
         ax.plot([at], [loss], marker="s", markersize=12, color=MARKED, linestyle="none")
-        ax.set_title(f"{at} loops: {loss:.3f} nats per character")
+        ax.set_title(f"{at} loop{'s' * (at > 1)}: {loss:.3f} nats")
     ax.set(xlabel="loops at test time", ylabel="validation loss, nats", xticks=list(n_loops))
     return ax
 
 
+@in_style
 def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
     """RMS of the stream against the loop count, both axes logarithmic, a line per rule, guides of slope 1, 1/2, 0."""
     ax = figure() if ax is None else ax
@@ -108,10 +121,11 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
     ax.set_yscale("log", base=2)
     ax.set(xlabel="loops N", ylabel="RMS of the stream", xticks=n_loops, xticklabels=[str(n) for n in n_loops])
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.legend(frameon=False)
+    ax.legend()
     return ax
 
 
+@in_style
 def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None = None) -> Axes:
     """Norm of each visit's gradient of one shared matrix, visits counted from 1, and the norm of their sum.
 
@@ -131,6 +145,7 @@ def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None =
     return ax
 
 
+@in_style
 def costs(
     n_loops: Sequence[int], ratios: Mapping[str, Sequence[float]], *, at: int | None = None, title: str = "",
     ax: Axes | None = None,

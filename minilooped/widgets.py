@@ -34,10 +34,10 @@ def loop_dial(dial: Sequence[Dial], trained: int) -> ipywidgets.VBox:
     def draw(n_loop: int):
         ax = plots.loss_by_loops(list(positions), [d.loss for d in dial], trained, at=n_loop)
         plots.show(ax, f"Validation loss over the loop count; at {n_loop} loops {positions[n_loop].loss:.3f}.")
-        print(positions[n_loop].text)
+        print(positions[n_loop].text.strip())
 
     slider = ipywidgets.SelectionSlider(options=list(positions), value=trained, description="loops")
-    return explorer(draw, n_loop=slider)
+    return explorer(draw, height="540px", n_loop=slider)
 
 
 def show_costs(costs: Sequence[Cost], n_layer: int, n_loop: int) -> None:

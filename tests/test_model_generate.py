@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import LOOM_PARTS, RULE_NAMES, Reference, build, example, tiny, tokens
 
-from minilooped.model import KVCache
+from minilooped.model import KVCache, pick
 
 LOOM = dict(LOOM_PARTS, router_init="independent", balance="none", tie_embeddings=False)
 GPT2 = dict(norm="layer", pos="learned", bias=True, mlp="gelu")
@@ -304,3 +304,9 @@ def test_empty_prompt_is_refused():
     model = build(tiny())
     with pytest.raises(ValueError, match="idx"):
         model.generate(torch.zeros(1, 0, dtype=torch.long), 3)
+
+
+def test_top_k_lets_exactly_k_tokens_through_when_logits_tie():
+    logits, generator = torch.zeros(1, 9), torch.Generator().manual_seed(0)
+    drawn = {pick(logits, 1.0, 2, generator).item() for _ in range(200)}
+    assert len(drawn) == 2

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from collections import Counter
 
 import pytest
@@ -526,3 +527,33 @@ def test_logits_can_be_read_from_plain_functions_of_the_weights():
     h = F.rms_norm(h, (16,), eps=1e-6) * w["final_norm.weight"]
     logits, _ = model(torch.tensor([[3]]))
     torch.testing.assert_close(logits[0, 0], w["wte.weight"] @ h, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULE_NAMES)
+def test_a_model_survives_pickling_and_copying(rule):
+    """For worker processes and for averages of weights."""
+    model = build(tiny(rule=rule))
+    idx = tokens(model.config)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(other(idx)[0], model(idx)[0])
+
+
+def graphs_of_compiled_blocks(model, *batch) -> int:
+    """How many graphs torch.compile made of the blocks in one forward and backward."""
+    torch.compiler.reset()
+    graphs = []
+    for block in model.blocks:
+        block.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(*batch)[1].backward()
+    return len(graphs)
+
+
+@pytest.mark.parametrize("parts", [dict(), dict(rule="deeploop"), LOOM_PARTS], ids=["factored", "deeploop", "loom"])
+def test_case_D1_the_number_of_graphs_does_not_grow_with_the_loops(parts):
+    """Dynamo unrolls Python loops; compiling the block keeps the loop outside. Experts in bfloat16, as on a GPU."""
+    graphs = []
+    for n_loop in (4, 16):
+        model = build(tiny(n_loop=n_loop, n_embd=16, **parts), dtype=torch.float32)
+        graphs.append(graphs_of_compiled_blocks(model, *example(model.config)))
+    assert graphs[0] == graphs[1] <= 4

@@ -184,3 +184,12 @@ def test_case_A17_tied_loops_train_at_the_rate_of_untied_layers(rule):
         finals.append(loss.item())
     assert max(finals) < 0.5
     assert abs(finals[0] - finals[1]) < 0.2
+
+
+def test_muon_with_frozen_blocks_is_adamw_for_the_rest():
+    model = build(tiny())
+    model.blocks.requires_grad_(False)
+    optimizer = model.configure_optimizer(1e-3, 0.1, optimizer="muon")
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {id(p) for p in trained} == {id(p) for p in model.parameters() if p.requires_grad}
+    one_step(model, optimizer)

@@ -318,3 +318,22 @@ def test_case_A1_an_empty_segment_is_refused(segment):
     """Zero loops per segment would detach everything and still look like training."""
     with pytest.raises(ValueError, match="segment"):
         tiny(segment=segment)
+
+
+def test_every_segment_of_a_training_step_reads_the_head_out():
+    """Operations: a segment costs one more pass of the head; without training there is one head, as ever."""
+    config = tiny(n_layer=2, n_loop=7)
+    head = 2 * config.n_embd * config.vocab_size
+    plain, cut = build(config), build(tiny(n_layer=2, n_loop=7, segment=3))
+    assert (
+        cut.flops_per_token() - plain.flops_per_token() == 3 * 2 * head
+    )  # ceil(7 / 3) = 3 heads; backward counts twice
+    assert cut.flops_per_token(training=False) == plain.flops_per_token(training=False)
+
+
+def test_segments_without_targets_are_refused_at_once():
+    model = build(tiny(segment=1))
+    with pytest.raises(ValueError, match="targets"):
+        model.segment_losses(tokens(model.config), None)
+    with pytest.raises(ValueError, match="n_loop"):
+        model.segment_losses(*example(model.config), n_loop=0)

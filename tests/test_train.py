@@ -617,7 +617,7 @@ def test_a_step_that_does_not_fit_fails_before_training_and_names_the_knobs(tmp_
     def too_large(model, *_):
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
-    monkeypatch.setattr(LoopedGPT, "run_segment", too_large)
+    monkeypatch.setattr(LoopedGPT, "run_loop", too_large)
     with pytest.raises(MemoryError) as failure:
         train(DENSE, settings(tmp_path))
     assert all(knob in str(failure.value) for knob in ("batch_size", "grad_accum", "block_size", "n_loop", "segment"))
