@@ -5,6 +5,7 @@ from io import BytesIO
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -31,6 +32,8 @@ RULE_LOOK = {
     "inverse": ("#1f5fa8", "^"),
     "factored": ("#1e8449", "D"),
 }
+# The same for one matrix used in every visit and a new one for each.
+TYING_LOOK = {"tied": ("#6c3483", "o", "-"), "untied": ("#0e8277", "s", "--")}
 LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
 
 
@@ -110,3 +113,85 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.legend(frameon=False)
     return ax
+
+
+def look(name: str) -> dict[str, str]:
+    """Line options of a rule or of "tied" and "untied"."""
+    if name in TYING_LOOK:
+        return dict(zip(("color", "marker", "linestyle"), TYING_LOOK[name], strict=True))
+    return dict(zip(("color", "marker"), RULE_LOOK[name], strict=True))
+
+
+def walks(paths: Mapping[str, np.ndarray], *, ax: Axes | None = None) -> Axes:
+    """Walks in the plane from the origin, (steps + 1, 2) each, named tied (keeps its heading) or untied (does not)."""
+    ax = figure(figsize=(7, 3.2)) if ax is None else ax
+    for name, path in paths.items():
+        x, y = np.asarray(path).T
+        style = look(name)
+        distance = np.hypot(x[-1] - x[0], y[-1] - y[0])
+        ax.plot(x, y, **style | {"markersize": 3, "linestyle": "-"}, linewidth=1)
+        ax.plot(x[-1], y[-1], color=style["color"], marker=style["marker"], markersize=10)
+        ax.annotate(
+            f"{distance:.1f} from home", (x[-1], y[-1]), (0, 12), textcoords="offset points", ha="center",
+            color=style["color"],
+        )  # fmt: skip
+    ax.plot(0, 0, color="black", marker="+", markersize=12)
+    ax.set(xlabel="steps east", ylabel="steps north", aspect="equal")
+    ax.margins(0.12, 0.25)
+    return ax
+
+
+def growth_curves(
+    depths: Sequence[int],
+    curves: Mapping[str, np.ndarray],
+    *,
+    guides: Mapping[str, float] | None = None,
+    title: str = "",
+    xlabel: str = "visits N",
+    ylabel: str = "RMS of the stream, $R_N$",
+    ax: Axes | None = None,
+) -> Axes:
+    """Growth with depth on log-log axes: a line for the geometric mean over seeds, a band from the least to the most.
+
+    curves: (seeds, depths) by name, where a name has a look of its own (a rule, "tied", "untied"). guides: exponents by
+    label, drawn as dotted lines through 1 at depth 1, on which a slope is read off.
+    """
+    ax = figure() if ax is None else ax
+    for name, values in curves.items():
+        values = np.asarray(values)
+        ax.plot(depths, np.exp(np.log(values).mean(0)), **look(name), label=name)
+        ax.fill_between(depths, values.min(0), values.max(0), color=look(name)["color"], alpha=0.15, linewidth=0)
+    bottom, top = ax.get_ylim()
+    plain = top / max(bottom, top * 1e-12) < 1e4  # a power law; what is steeper leaves every guide on the floor
+    for label, slope in (guides or {}).items() if plain else ():
+        ax.plot(depths, np.power(depths, slope, dtype=float), color=QUIET, linestyle=":", linewidth=1)
+        ax.annotate(
+            label, (depths[-1], depths[-1] ** slope), (6, -4), textcoords="offset points", color=QUIET,
+            annotation_clip=False,
+        )  # fmt: skip
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=depths, xticklabels=[str(n) for n in depths])
+    ax.minorticks_off()
+    if plain:  # plain numbers, as many as fit; powers of ten speak better of more
+        bottom, top = ax.get_ylim()
+        octaves = np.arange(np.ceil(np.log2(bottom)), np.floor(np.log2(top)) + 1)
+        ticks = 2.0 ** octaves[:: 1 + len(octaves) // 7]
+        ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.legend(frameon=False)
+    return ax
+
+
+def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
+    """Cosines between increments, (visits, visits) by name, side by side on one scale from -1 to 1."""
+    if axes is None:
+        with matplotlib.rc_context(STYLE):
+            axes = list(Figure(figsize=(3.4 * len(matrices) + 0.9, 3.6)).subplots(1, len(matrices), squeeze=False)[0])
+    for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
+        image = ax.imshow(np.asarray(matrix), cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+        ax.set(title=name, xlabel="visit j", ylabel="visit i")
+        ax.grid(False)
+    axes[0].figure.colorbar(image, ax=axes, label="cosine of $r_i$ and $r_j$")
+    if title:
+        axes[0].figure.suptitle(title)
+    return axes
