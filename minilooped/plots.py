@@ -124,20 +124,17 @@ def look(name: str) -> dict[str, str]:
 
 def walks(paths: Mapping[str, np.ndarray], *, ax: Axes | None = None) -> Axes:
     """Walks in the plane from the origin, (steps + 1, 2) each, named tied (keeps its heading) or untied (does not)."""
-    ax = figure(figsize=(7, 3.2)) if ax is None else ax
+    ax = figure(figsize=(7, 2.8)) if ax is None else ax
     for name, path in paths.items():
         x, y = np.asarray(path).T
         style = look(name)
-        distance = np.hypot(x[-1] - x[0], y[-1] - y[0])
-        ax.plot(x, y, **style | {"markersize": 3, "linestyle": "-"}, linewidth=1)
-        ax.plot(x[-1], y[-1], color=style["color"], marker=style["marker"], markersize=10)
-        ax.annotate(
-            f"{distance:.1f} from home", (x[-1], y[-1]), (0, 12), textcoords="offset points", ha="center",
-            color=style["color"],
-        )  # fmt: skip
-    ax.plot(0, 0, color="black", marker="+", markersize=12)
-    ax.set(xlabel="steps east", ylabel="steps north", aspect="equal")
-    ax.margins(0.12, 0.25)
+        label = f"{name}: {np.hypot(x[-1], y[-1]):.1f} from home"
+        ax.plot(x, y, **style | {"linestyle": "-", "markersize": 3}, linewidth=1)
+        ax.plot(x[-1], y[-1], **style | {"linestyle": "none", "markersize": 10}, label=label)
+    ax.plot(0, 0, color="black", marker="+", markersize=14, linestyle="none", label="home")
+    ax.set(xlabel="steps east", ylabel="steps north")
+    ax.set_aspect("equal", adjustable="datalim")
+    ax.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     return ax
 
 
@@ -161,21 +158,20 @@ def growth_curves(
         values = np.asarray(values)
         ax.plot(depths, np.exp(np.log(values).mean(0)), **look(name), label=name)
         ax.fill_between(depths, values.min(0), values.max(0), color=look(name)["color"], alpha=0.15, linewidth=0)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
     bottom, top = ax.get_ylim()
-    plain = top / max(bottom, top * 1e-12) < 1e4  # a power law; what is steeper leaves every guide on the floor
+    plain = top / bottom < 1e5  # a power law; what is steeper leaves every guide on the floor
     for label, slope in (guides or {}).items() if plain else ():
         ax.plot(depths, np.power(depths, slope, dtype=float), color=QUIET, linestyle=":", linewidth=1)
         ax.annotate(
-            label, (depths[-1], depths[-1] ** slope), (6, -4), textcoords="offset points", color=QUIET,
+            label, (depths[-1], depths[-1] ** slope), (8, -4), textcoords="offset points", color=QUIET,
             annotation_clip=False,
         )  # fmt: skip
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=depths, xticklabels=[str(n) for n in depths])
     ax.minorticks_off()
     if plain:  # plain numbers, as many as fit; powers of ten speak better of more
-        bottom, top = ax.get_ylim()
-        octaves = np.arange(np.ceil(np.log2(bottom)), np.floor(np.log2(top)) + 1)
+        octaves = np.arange(*np.ceil(np.log2(ax.get_ylim())))
         ticks = 2.0 ** octaves[:: 1 + len(octaves) // 7]
         ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.legend(frameon=False)

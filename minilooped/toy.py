@@ -161,7 +161,8 @@ class Exponent:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.slope:.2f} ({self.low:.2f} to {self.high:.2f})"
+        slope, low, high = (f"{round(x, 2) + 0.0:.2f}" for x in (self.slope, self.low, self.high))  # no "-0.00"
+        return f"{slope} ({low} to {high})"
 
 
 def fit_exponent(depths: Sequence[int], values: Tensor) -> Exponent:

@@ -77,7 +77,7 @@ def draw_gram_heatmap(N: int = 32, branch: str = "relu", alpha: float = 1.0, d: 
     for name in plots.TYING_LOOK:
         (run,) = toy.growth([N], alpha, tied=name == "tied", branch=branch, d=d, seeds=1)
         products = toy.gram(run)[0]  # (N, N)
-        matrices[f"{name}: {products.sum():.3g} against {products.trace():.3g}"] = toy.cosines(run)[0]
+        matrices[f"{name}: {products.sum():.4g} against {products.trace():.4g}"] = toy.cosines(run)[0]
     title = f"{branch}, {eps_of(alpha)}, N = {N}: the whole Gram matrix against its diagonal"
     axes = plots.gram_map(matrices, title=title)
     plots.show(axes[0], f"Cosines between increments. {title}: {'; '.join(matrices)}.")
