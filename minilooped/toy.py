@@ -56,7 +56,7 @@ class Run:
 
 
 def draw(n_layer: int = 1, *, d: int = 256, seeds: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Weights (S, L, d, d) with entries N(0, 1/d), and starts h_0 (S, d) with R_0 = 1 exactly. [1] section 2"""
+    """Weights (S, L, d, d) with entries N(0, 1/d), and starts h_0 (S, d) with R_0 = 1 exactly. [1] section 3.1"""
     generator = torch.Generator().manual_seed(seed)
     h0 = normalize(torch.randn(seeds, d, generator=generator, dtype=torch.float64))
     weights = torch.randn(seeds, n_layer, d, d, generator=generator, dtype=torch.float64)
@@ -81,7 +81,7 @@ def untied(n_layer: int, eps: float, branch: str = "pre_norm", *, d: int = 256, 
     """`recursion` through L independent Gaussian matrices, once. No matrix is drawn.
 
     A matrix that is used once need not be: for W_ij ~ N(0, 1/d) independent of u, W u is a Gaussian vector whose
-    entries have variance ||u||^2 / d. So that is what is drawn, in 1/d of the time.
+    entries have variance ||u||^2 / d. So that is what is drawn, in 1/d of the time. [1] appendix A.1
     """
     if n_layer < 1:
         raise ValueError(f"n_layer={n_layer} must be at least 1")
@@ -132,7 +132,7 @@ def sums_of_squares(runs: Sequence[Run]) -> Tensor:
 
 
 def decompose(run: Run) -> tuple[Tensor, Tensor, Tensor]:
-    """R_0^2, B and C, (S,) each, with R_T^2 = R_0^2 + B + C exactly. [1] section 3
+    """R_0^2, B and C, (S,) each, with R_T^2 = R_0^2 + B + C exactly. [1] section 3.2
 
     B = (2 eps / d) sum_n <h_0, r_n>: what the increments share with the start.
     C = (eps^2 / d) ||sum_n r_n||^2: what they share with each other, the sum of the Gram matrix.
@@ -205,7 +205,7 @@ def theorem1(run: Run, *, gamma: float = 0.2) -> Theorem1:
     """The bounds of [1]'s Theorem 1 for a tied run with a Gaussian W, where c = c_W m_- and C = C_W sqrt(q_+).
 
     A Gaussian matrix has c_W = 1 - 1/sqrt(2) - gamma and C_W = 3 with a probability of at least
-    1 - exp(-gamma^2 d / 2) - 2 exp(-d / 2), by Gordon's inequality. Raises ValueError where u is negative (the proof
+    1 - exp(-gamma^2 d / 2) - 2 exp(-d / 2), by Gordon's inequality. [1] section 3.2 and appendix A.2. Raises ValueError where u is negative (the proof
     needs u >= 0) and for a gamma that leaves no gain.
     """
     if (run.u < 0).any():
@@ -228,8 +228,8 @@ def output_change(
 ) -> Tensor:
     """RMS of the change of h_T under one sign-like step dW = (eta / sqrt(d)) S, S_ij = +-1 at random, (S,).
 
-    The size of Adam's step, whatever the gradient: ||dW|| is of order eta. [1] section 4 bounds it by a multiple of
-    eta * eps * N. Shapes as in `recursion`.
+    The size of Adam's step, whatever the gradient: ||dW|| is of order eta. [1] section 3.3, Theorem 2, bounds it by a
+    multiple of eta * eps * N. Shapes as in `recursion`.
     """
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(2, weights.shape, generator=generator, dtype=torch.int8).to(weights.dtype) * 2 - 1
