@@ -205,8 +205,8 @@ def theorem1(run: Run, *, gamma: float = 0.2) -> Theorem1:
     """The bounds of [1]'s Theorem 1 for a tied run with a Gaussian W, where c = c_W m_- and C = C_W sqrt(q_+).
 
     A Gaussian matrix has c_W = 1 - 1/sqrt(2) - gamma and C_W = 3 with a probability of at least
-    1 - exp(-gamma^2 d / 2) - 2 exp(-d / 2), by Gordon's inequality. [1] section 3.2 and appendix A.2. Raises ValueError where u is negative (the proof
-    needs u >= 0) and for a gamma that leaves no gain.
+    1 - exp(-gamma^2 d / 2) - 2 exp(-d / 2), by Gordon's inequality. [1] section 3.2, constants from its appendix A.2.
+    Raises ValueError where u is negative (the proof needs u >= 0) and for a gamma that leaves no gain.
     """
     if (run.u < 0).any():
         raise ValueError("Theorem 1 needs u >= 0: use branch relu or pre_norm")
