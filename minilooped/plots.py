@@ -2,11 +2,13 @@
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -33,6 +35,8 @@ RULE_LOOK = {
     "inverse": ("#1f5fa8", "^"),
     "factored": ("#1e8449", "D"),
 }
+# The same for one matrix used in every visit and a new one for each.
+TYING_LOOK = {"tied": ("#6c3483", "o", "-"), "untied": ("#0e8277", "s", "--")}
 LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
 
 
@@ -53,16 +57,26 @@ def save(ax: Axes, path: Path | BytesIO) -> None:
     ax.figure.savefig(path, format="png", dpi=STYLE["figure.dpi"])
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A PNG with its alternative text, as a notebook shows it."""
+
+    data: bytes
+    alt: str
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict[str, str], dict]:
+        png = b64encode(self.data).decode("ascii")
+        # JupyterLab takes the first of these, and with it the alt text; others show the picture, or the text alone.
+        html = f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{png}">'
+        return {"text/html": html, "image/png": png, "text/plain": self.alt}, {"image/png": {"alt": self.alt}}
+
+
 def show(ax: Axes, alt: str) -> None:
     """Show the figure in a notebook, with `alt` for those who cannot see it."""
     from IPython.display import display
 
-    save(ax, buffer := BytesIO())
-    png = b64encode(buffer.getvalue()).decode("ascii")
-    # JupyterLab shows the first of these and reads its alt text; GitHub and others show the picture, or the text alone.
-    html = f'<img alt="{escape(alt)}" src="data:image/png;base64,{png}">'
-    data = {"text/html": html, "image/png": png, "text/plain": alt}
-    display(data, metadata={"image/png": {"alt": alt}}, raw=True)
+    save(ax, png := BytesIO())
+    display(Picture(png.getvalue(), alt))
 
 
 @in_style
@@ -92,8 +106,8 @@ def loss_by_loops(
     trained: the loop count of training, marked by a dashed line; at: the dial's position, marked by a square.
     """
     ax = figure() if ax is None else ax
-    ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)
     ax.plot(n_loops, losses, marker="o", color=LINE)
+    ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)  # behind the points
     last = trained == max(n_loops)  # then there is no room on the right
     ax.annotate(
         f"trained with {trained}", (trained, 0.96), xycoords=("data", "axes fraction"), xytext=(-6 if last else 6, 0),
@@ -164,3 +178,83 @@ def costs(
     ax.set(xlabel="loops N", ylabel="times 1 block, 1 loop", xticks=list(n_loops), title=title)
     ax.legend(frameon=False, loc="upper left")
     return ax
+
+
+def look(name: str) -> dict[str, str]:
+    """Line options of a rule or of "tied" and "untied"."""
+    if name in TYING_LOOK:
+        return dict(zip(("color", "marker", "linestyle"), TYING_LOOK[name], strict=True))
+    return dict(zip(("color", "marker"), RULE_LOOK[name], strict=True))
+
+
+@in_style
+def walks(paths: Mapping[str, np.ndarray], *, ax: Axes | None = None) -> Axes:
+    """Walks in the plane from the origin, (steps + 1, 2) each, named tied (keeps its heading) or untied (does not)."""
+    ax = figure(figsize=(7, 2.8)) if ax is None else ax
+    for name, path in paths.items():
+        x, y = np.asarray(path).T
+        style = look(name)
+        label = f"{name}: {np.hypot(x[-1], y[-1]):.1f} from home"
+        ax.plot(x, y, **style | {"linestyle": "-", "markersize": 3}, linewidth=1)
+        ax.plot(x[-1], y[-1], **style | {"linestyle": "none", "markersize": 10}, label=label)
+    ax.plot(0, 0, color="black", marker="+", markersize=14, linestyle="none", label="home")
+    ax.set(xlabel="steps east", ylabel="steps north")
+    ax.set_aspect("equal", adjustable="datalim")
+    ax.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return ax
+
+
+@in_style
+def growth_curves(
+    depths: Sequence[int],
+    curves: Mapping[str, np.ndarray],
+    *,
+    guides: Mapping[str, float] | None = None,
+    title: str = "",
+    xlabel: str = "visits N",
+    ylabel: str = "RMS of the stream, $R_N$",
+    ax: Axes | None = None,
+) -> Axes:
+    """Growth with depth on log-log axes: a line for the geometric mean over seeds, a band from the least to the most.
+
+    curves: (seeds, depths) by name, where a name has a look of its own (a rule, "tied", "untied"). guides: exponents by
+    label, drawn as dotted lines through 1 at depth 1, on which a slope is read off.
+    """
+    ax = figure() if ax is None else ax
+    for name, values in curves.items():
+        values = np.asarray(values)
+        ax.plot(depths, np.exp(np.log(values).mean(0)), **look(name), label=name)
+        ax.fill_between(depths, values.min(0), values.max(0), color=look(name)["color"], alpha=0.15, linewidth=0)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    bottom, top = ax.get_ylim()
+    plain = top / bottom < 1e5  # a power law; what is steeper leaves every guide on the floor
+    for label, slope in (guides or {}).items() if plain else ():
+        ax.plot(depths, np.power(depths, slope, dtype=float), color=QUIET, linestyle=":", linewidth=1)
+        ax.annotate(
+            label, (depths[-1], depths[-1] ** slope), (8, -4), textcoords="offset points", color=QUIET,
+            annotation_clip=False,
+        )  # fmt: skip
+    ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=depths, xticklabels=[str(n) for n in depths])
+    ax.minorticks_off()
+    if plain:  # plain numbers, as many as fit; powers of ten speak better of more
+        octaves = np.arange(*np.ceil(np.log2(ax.get_ylim())))
+        ticks = 2.0 ** octaves[:: 1 + len(octaves) // 7]
+        ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.legend(frameon=False)
+    return ax
+
+
+@in_style
+def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
+    """Cosines between increments, (visits, visits) by name, side by side on one scale from -1 to 1."""
+    if axes is None:
+        axes = list(Figure(figsize=(3.4 * len(matrices) + 0.9, 3.6)).subplots(1, len(matrices), squeeze=False)[0])
+    for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
+        image = ax.imshow(np.asarray(matrix), cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+        ax.set(title=name, xlabel="visit j", ylabel="visit i")
+        ax.grid(False)
+    axes[0].figure.colorbar(image, ax=axes, label="cosine of $r_i$ and $r_j$")
+    if title:
+        axes[0].figure.suptitle(title)
+    return axes

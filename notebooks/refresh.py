@@ -25,6 +25,9 @@ def clean(notebook: nbformat.NotebookNode) -> None:
         if cell.cell_type == "code":
             # A widget needs its kernel; without one, its static twin stands in.
             cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    output.data.pop("text/html", None)  # the same picture once more, for a live page
 
 
 def refresh(path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -51,8 +52,8 @@ def test_installation_works_on_this_machine(printed):
         ("4", 4, "expected a number, got str"),
         (True, 1, "expected a number, got bool"),
         (torch.tensor(4), 4, "expected a number, got Tensor"),
-        (8, 4, r"8 is not right \(off by a factor of 2\)"),
-        (-4, 4, r"-4 is not right \(off by a factor of -1\)"),
+        (8, 4, r"8 is not right, it is off by \+4"),
+        (-4, 4, r"-4 is not right, it is off by -8"),
         (4.001, 4, "4.001 is not right"),
         (math.inf, 4, "inf is not right"),
         (1234567, 7, "1,234,567 is not right"),
@@ -149,6 +150,26 @@ def gpt2_size(c: LoopedConfig) -> int:
     return c.n_layer * (12 * c.n_embd**2 + 2 * c.n_embd) + (c.block_size + 1) * c.n_embd
 
 
+def start_and_products(h0, r, eps):
+    """By the Gram matrix of the start and the increments, of which these three are parts."""
+    vectors = torch.cat([h0[None], eps * r])
+    products = vectors @ vectors.T / len(h0)
+    return torch.stack([products[0, 0], 2 * products[0, 1:].sum(), products[1:, 1:].sum()])
+
+
+def first_flat(final_norm, tolerance=1.1, grid=range(13)):
+    return next(k / 8 for k in grid if final_norm(64, k / 8) / final_norm(8, k / 8) <= tolerance)
+
+
+def pairs(W):
+    """A block-diagonal (d, d) of a 2 x 2 block."""
+    return lambda d: torch.block_diag(*[torch.tensor(W)] * (d // 2))
+
+
+def gaussian(d):
+    return torch.randn(d, d, generator=torch.Generator().manual_seed(3)) / d**0.5
+
+
 RIGHT = {
     checks.untied_parameters: lambda m: sum(p.numel() for p in m.parameters()) + (m.config.n_loop - 1) * blocks(m),
     checks.loss_after_every_loop: losses_of_states,
@@ -157,15 +178,19 @@ RIGHT = {
     checks.tied_gradient: lambda g, L: sum(torch.stack(visits) for visits in zip(*[iter(g)] * L, strict=True)),
     checks.albert_parameters: lambda c, E: gpt2_size(c) + E * (c.vocab_size + c.n_embd),
     checks.universal_transformer: told_the_step,
+    checks.start_and_sum: start_and_products,
+    checks.squared_length: lambda N, cosine: float(N * (1 - cosine) + N**2 * cosine),
+    checks.bounded_alpha: first_flat,
+    checks.break_the_theorem: lambda d: (-(gaussian(d) @ gaussian(d).T) / 2**0.5, "A1"),
 }
 
 # What the answer computes instead, and what the reader is told.
 WRONG = {
     checks.untied_parameters: {
-        "tied": (lambda m: m.num_params(), "at n_loop=3: .* a factor of 0.3"),
-        "a loop too many": (lambda m: m.num_params() + m.config.n_loop * blocks(m), "at n_loop=1: .* a factor of 1.9"),
-        "all of it repeated": (lambda m: m.config.n_loop * m.num_params(), "at n_loop=3: .* a factor of 1.0"),
-        "no embedding": (lambda m: m.config.n_loop * blocks(m), "at n_loop=1: .* a factor of 0.9"),
+        "tied": (lambda m: m.num_params(), "at n_loop=3: .* off by"),
+        "a loop too many": (lambda m: m.num_params() + m.config.n_loop * blocks(m), "at n_loop=1: .* off by"),
+        "all of it repeated": (lambda m: m.config.n_loop * m.num_params(), "at n_loop=3: .* off by"),
+        "no embedding": (lambda m: m.config.n_loop * blocks(m), "at n_loop=1: .* off by"),
         "the model": (lambda m: m, "expected a number, got LoopedGPT"),
         "a tensor": (lambda m: torch.tensor(m.num_params()), "expected a number, got Tensor"),
     },
@@ -186,8 +211,8 @@ WRONG = {
         "sum for mean": (lambda *a: losses_of_states(*a) * a[1].numel(), "at n_loop=1: 0% of the values agree"),
     },
     checks.extra_compute: {
-        "the loops alone": (lambda m, n_loop: n_loop / m.config.n_loop, "from 1 to 2 loops: 2.0 .* a factor of 1.0"),
-        "upside down": (lambda m, n_loop: flops(m, m.config.n_loop) / flops(m, n_loop), "from 1 to 2 .* of 0.2"),
+        "the loops alone": (lambda m, n_loop: n_loop / m.config.n_loop, "from 1 to 2 loops: 2.0 .* off by"),
+        "upside down": (lambda m, n_loop: flops(m, m.config.n_loop) / flops(m, n_loop), "from 1 to 2 .* off by -1"),
         "difference": (lambda m, n_loop: flops(m, n_loop) - flops(m, m.config.n_loop), "from 1 to 2 loops"),
         "parameters": (
             lambda m, n_loop: LoopedGPT(replace(m.config, n_loop=n_loop)).num_params() / m.num_params(),
@@ -213,7 +238,7 @@ WRONG = {
     checks.albert_parameters: {
         "unrolled": (
             lambda c, E: gpt2_size(replace(c, n_layer=c.n_unroll)) + E * (c.vocab_size + c.n_embd),
-            "1 x 12, .* a factor of 1",
+            "1 x 12, .* off by",
         ),
         "not factorised": (lambda c, E: gpt2_size(c) + c.vocab_size * c.n_embd, "1 x 12, C=16, E=4: .* is not right"),
         "no projection": (lambda c, E: gpt2_size(c) + E * c.vocab_size, "is not right"),
@@ -239,6 +264,58 @@ WRONG = {
             "at n_loop=2: .* of the values agree",
         ),
     },
+    checks.start_and_sum: {
+        "not over d": (lambda h0, r, eps: start_and_products(h0, r, eps) * len(h0), "at N=3, .*: 0% of the values"),
+        "eps not squared": (
+            lambda h0, r, eps: start_and_products(h0, r, eps) * torch.tensor([1, 1, 1 / eps], dtype=torch.float64),
+            "at N=3, d=2, eps=0.5: 67% of the values agree",
+        ),
+        "half of B": (
+            lambda h0, r, eps: start_and_products(h0, r, eps) * torch.tensor([1, 0.5, 1], dtype=torch.float64),
+            "67% of the values agree",
+        ),
+        "the diagonal for C": (
+            lambda h0, r, eps: torch.cat(
+                [start_and_products(h0, r, eps)[:2], eps**2 * r.square().sum()[None] / len(h0)]
+            ),
+            "67% of the values agree",
+        ),
+        "their sum": (lambda *a: start_and_products(*a).sum(), r"shape torch.Size\(\[3\]\), got torch.Size\(\[\]\)"),
+        "float32": (lambda *a: start_and_products(*a).float(), "dtype torch.float64, got torch.float32"),
+    },
+    checks.squared_length: {
+        "the length": (lambda N, cosine: (N + cosine * N * (N - 1)) ** 0.5, "at N=64, cosine=0.0: 8.0 is not right"),
+        "each pair once": (lambda N, cosine: N + cosine * N * (N - 1) / 2, "at N=64, cosine=1.0"),
+        "diagonal twice": (lambda N, cosine: N + cosine * N**2, "at N=1, cosine=0.5: 1.5 is not right"),
+        "always straight": (lambda N, cosine: N**2, "at N=64, cosine=0.0: .* off by"),
+    },
+    checks.bounded_alpha: {
+        "of the loop": (lambda final_norm: 1.0, "for a matrix for each visit: .* a smaller alpha is right"),
+        "of the stack": (lambda final_norm: 0.5, "for one matrix: .* R is .* after 8 .* a larger alpha is right"),
+        "the largest": (lambda final_norm: 1.5, "for one matrix: .* a smaller alpha"),
+        "too strict": (lambda final_norm: first_flat(final_norm, tolerance=0.99), "a smaller alpha"),
+        "too coarse": (lambda final_norm: first_flat(final_norm, grid=(0, 3, 6, 9)), "a smaller alpha"),
+        "an index": (lambda final_norm: int(8 * first_flat(final_norm)), "8 is not right"),
+        "none found": (lambda final_norm: "none", "expected a number, got str"),
+    },
+    checks.break_the_theorem: {
+        "zero": (lambda d: (torch.zeros(d, d), "A3"), "is 0; .* stay within 0.5 and 2"),
+        "nearly zero": (lambda d: (-0.01 * torch.eye(d), "A1"), "is 0.0001; .* stay within"),
+        "huge": (lambda d: (-2 * torch.eye(d), "A1"), "is 4; "),
+        "not a number": (lambda d: (torch.full((d, d), math.nan), "A1"), "is nan; "),
+        "Gaussian": (lambda d: (gaussian(d), "A3"), r"still grows like N\^(1.9|2)"),
+        "identity": (lambda d: (torch.eye(d), "A2"), r"still grows like N\^"),
+        "the wrong one": (lambda d: (-torch.eye(d), "A3"), "A3 holds: .* the gain of W on the summed inputs is 1"),
+        "never this one": (lambda d: (-torch.eye(d), "A2"), "A2 holds: .* mean square activation is 0.0"),
+        "mass that stays": (
+            lambda d: (pairs([[-1.0, 1.0], [1.0, -1.0]])(d) / 2**0.5, "A1"),
+            "A1 holds: .* mean activation is 0.3",
+        ),
+        "no assumption": (lambda d: -torch.eye(d), "expected a matrix and one of"),
+        "a fourth assumption": (lambda d: (-torch.eye(d), "A4"), "expected a matrix and one of"),
+        "a row": (lambda d: (torch.zeros(d), "A1"), r"of shape \(64, 64\), got shape \(64,\)"),
+        "a list": (lambda d: ((-torch.eye(d)).tolist(), "A1"), r"of shape \(64, 64\), got list"),
+    },
 }
 
 
@@ -255,6 +332,20 @@ def test_every_checker_is_tested():
 def test_right_answer_passes(checker, printed):
     checker(RIGHT[checker])
     assert printed() == f"{checker.__name__}: correct\n"
+
+
+@pytest.mark.parametrize(
+    ("W", "assumption"),
+    [
+        (lambda d: -torch.eye(d), "A1"),
+        (pairs([[0.0, -1.0], [1.0, 0.0]]), "A1"),
+        (lambda d: pairs([[-1.0, 1.0], [1.0, -1.0]])(d) / 2**0.5, "A3"),
+        (lambda d: -torch.diag(torch.arange(d) % 2 * 2**0.5), "A3"),
+    ],
+)
+def test_theorem_can_be_broken_in_more_ways_than_one(W, assumption, printed):
+    checks.break_the_theorem(lambda d: (W(d), assumption))
+    assert printed() == "break_the_theorem: correct\n"
 
 
 @pytest.mark.parametrize("checker", RIGHT, ids=lambda checker: checker.__name__)
@@ -274,3 +365,35 @@ def test_wrong_answer_is_told_what_differs(checker, mistake, printed):
         checker(answer)
     assert str(error.value).startswith(checker.__name__)
     assert printed() == ""
+
+
+def test_a_number_is_a_number_whoever_made_it_and_nan_is_none():
+    assert checks.compare("name", np.int64(4), 4) and checks.compare("name", np.float32(4), 4)
+    for wrong, expected in ((float("nan"), 4), (1, 0), (29_999, 30_000)):
+        with pytest.raises(AssertionError, match="is not right, it is off by"):
+            checks.compare("name", wrong, expected, 0)
+
+
+def test_losses_after_every_loop_take_one_pass_with_the_loops_own_numbers():
+    def many_passes(model, idx, targets, n_loop):
+        return torch.stack([model(idx, targets, n_loop=n)[1] for n in range(1, n_loop + 1)])
+
+    def one_loop_again_and_again(model, idx, targets, n_loop):
+        h, losses = model.embed(idx), []
+        for _ in range(n_loop):
+            h = model.run_loop(h, 0, h)[0]
+            losses.append(cross_entropy(model.logits(h).flatten(0, 1), targets.flatten()))
+        return torch.stack(losses)
+
+    with pytest.raises(AssertionError, match="at n_loop=2|3 passes through the stack, and 2 are enough"):
+        checks.loss_after_every_loop(many_passes)
+    with pytest.raises(AssertionError, match="at n_loop=2"):
+        checks.loss_after_every_loop(one_loop_again_and_again)
+
+
+@pytest.mark.parametrize("checker", RIGHT, ids=lambda checker: checker.__name__)
+def test_a_checker_leaves_the_readers_generator_alone(checker):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    checker(RIGHT[checker])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -14,7 +14,7 @@ import torch
 from jupyter_client.manager import run_kernel
 from matplotlib.figure import Figure
 
-from minilooped import plots, probes, widgets
+from minilooped import plots, probes, toy, widgets
 from minilooped.data import CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.train import sample
@@ -102,7 +102,7 @@ def figure_and_slider(dial):
 def test_dial_starts_at_the_trained_count_and_draws_anew_at_every_position(dial, shown, capsys):
     slider, _ = figure_and_slider(dial)
     assert slider.value == TRAINED and tuple(slider.options) == N_LOOPS
-    texts = {d.n_loop: d.text for d in dial}
+    texts = {d.n_loop: d.text.strip() for d in dial}
     assert printed(capsys) == texts[TRAINED]
 
     losses = {d.n_loop: f"{d.loss:.3f}" for d in dial}
@@ -183,6 +183,85 @@ def test_cost_explorer_draws_multiples_of_one_block_and_one_loop(costs, shown, m
     for line, name in zip(curves, ("parameters", "operations", "saved"), strict=True):
         assert line.get_ydata().tolist() == [getattr(c, name) / getattr(one, name) for c in row]
     assert drawn[0].get_ylim()[1] >= costs[-1].operations / one.operations
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 2: norm growth, and the Gram matrix
+
+EXPLORERS = {widgets.norm_growth: widgets.draw_norm_growth, widgets.gram_heatmap: widgets.draw_gram_heatmap}
+
+
+@pytest.fixture(params=EXPLORERS, ids=lambda explorer: explorer.__name__)
+def explorer(request):
+    return request.param
+
+
+def controls_of(box) -> dict[str, ipywidgets.Widget]:
+    """Controls by the first word of their description."""
+    *controls, _ = box.children
+    return {control.description.split()[0]: control for control in controls}
+
+
+def test_explorer_opens_on_what_its_static_twin_draws_by_default(explorer, shown):
+    explorer()
+    EXPLORERS[explorer]()
+    assert np.array_equal(png(shown[0]), png(shown[1])) and shown[0].alt == shown[1].alt
+
+
+def test_every_control_changes_the_figure_to_that_of_the_static_twin(explorer, shown):
+    controls = controls_of(explorer())
+    assert controls.keys() == {"visits", "branch", "α", "width"}
+    values = dict(N=64, alpha=0.5, branch="tanh", d=32)
+    for control, value in (("visits", 8), ("branch", "tanh"), ("α", 0.5), ("width", 32), ("visits", 64)):
+        controls[control].value = value
+    assert len(shown) == 6
+    assert all(not np.array_equal(png(a), png(b)) for a, b in itertools.pairwise(shown))
+    EXPLORERS[explorer](**values)
+    assert np.array_equal(png(shown[-1]), png(shown[-2])) and shown[-1].alt == shown[-2].alt
+
+
+def test_a_move_of_an_explorer_takes_little_time(explorer, shown):
+    visits = controls_of(explorer())["visits"]
+    for N in (8, 128, 64):
+        started = time.process_time()
+        visits.value = N
+        assert time.process_time() - started < SECONDS_PER_MOVE
+
+
+def drawn_by(monkeypatch, name: str) -> list:
+    """The arguments of each call of a plot."""
+    calls, plot = [], getattr(plots, name)
+
+    def recorded(*arguments, **options):
+        calls.append((arguments, options))
+        return plot(*arguments, **options)
+
+    monkeypatch.setattr(plots, name, recorded)
+    return calls
+
+
+def test_norm_growth_shows_the_norms_of_the_toy(shown, monkeypatch):
+    calls = drawn_by(monkeypatch, "growth_curves")
+    widgets.draw_norm_growth(N=8, alpha=0.5, branch="relu", d=16)
+    ((depths, curves), options) = calls[0]
+    assert depths == [1, 2, 4, 8] and list(curves) == ["tied", "untied"]
+    for name, values in curves.items():
+        runs = toy.growth(depths, 0.5, tied=name == "tied", branch="relu", d=16, seeds=4)
+        assert np.array_equal(values, toy.final_norms(runs))
+        assert f"{name} R = {values[:, -1].mean():.3g}" in options["title"]
+    assert options["title"].startswith("relu, ε = 1/√N, N = 8") and options["title"] in shown[0].alt
+
+
+def test_gram_heatmap_shows_the_cosines_of_the_toy_and_what_the_products_sum_to(shown, monkeypatch):
+    calls = drawn_by(monkeypatch, "gram_map")
+    widgets.draw_gram_heatmap(N=8, alpha=1.25, branch="linear", d=16)
+    ((matrices,), options) = calls[0]
+    assert options["title"].startswith("linear, ε = N^-1.25, N = 8")
+    for name, (title, cosines) in zip(("tied", "untied"), matrices.items(), strict=True):
+        (run,) = toy.growth([8], 1.25, tied=name == "tied", branch="linear", d=16, seeds=1)
+        assert np.array_equal(cosines, toy.cosines(run)[0])
+        diagonal = run.r.square().mean(-1).sum()
+        assert title == f"{name}: {run.sum_of_squares.item():.4g} against {diagonal:.4g}" and title in shown[0].alt
 
 
 @pytest.fixture(scope="module")
@@ -307,11 +386,51 @@ def test_gradient_by_visit_draws_its_arrays():
     assert [any(number in text for text in legend) for number in ("6.00", "4.50", "3.74")] == [True] * 3
 
 
+def test_growth_curves_draws_the_geometric_mean_a_band_and_the_guides():
+    values = np.array([[1.0, 4.0, 8.0], [4.0, 4.0, 32.0]])  # (seeds, depths)
+    ax = plots.growth_curves([1, 4, 16], {"tied": values, "sqrt": 2 * values}, guides={"√N": 0.5}, title="t")
+    tied, sqrt, guide = ax.lines
+    np.testing.assert_allclose(tied.get_xydata(), [[1, 2], [4, 4], [16, 16]])
+    np.testing.assert_allclose(sqrt.get_ydata(), [4, 8, 32])
+    np.testing.assert_allclose(guide.get_xydata(), [[1, 1], [4, 2], [16, 4]])
+    band = ax.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == 1 and band[:, 1].max() == 32
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["tied", "sqrt"] and ax.get_title() == "t"
+    assert tied.get_color() == plots.TYING_LOOK["tied"][0] and sqrt.get_color() == plots.RULE_LOOK["sqrt"][0]
+    ticks, labels = ax.get_yticks(), [label.get_text() for label in ax.get_yticklabels()]
+    assert [float(label) for label in labels] == ticks.tolist() and 3 <= len(ticks) <= 8
+
+
+def test_growth_curves_leaves_guides_out_where_no_power_law_fits():
+    ax = plots.growth_curves([1, 2, 4], {"tied": np.array([[1.0, 1e5, 1e20]])}, guides={"N": 1})
+    assert len(ax.lines) == 1 and not ax.texts
+
+
+def test_gram_map_draws_its_matrices_on_one_scale_from_minus_one_to_one():
+    matrices = {"a": np.eye(3), "b": np.full((3, 3), 0.25)}
+    left, right = plots.gram_map(matrices, title="both")
+    for ax, (name, matrix) in zip((left, right), matrices.items(), strict=True):
+        (image,) = ax.images
+        assert np.array_equal(image.get_array(), matrix) and image.get_clim() == (-1, 1) and ax.get_title() == name
+    assert left.figure is right.figure and left.figure.get_suptitle() == "both"
+
+
+def test_walks_draws_each_path_and_how_far_its_end_is_from_home():
+    path = np.array([[0, 0], [0, 1], [3, 4]])
+    ax = plots.walks({"tied": path, "untied": -path[:2]})
+    assert ax.lines[0].get_xydata().tolist() == path.tolist() and ax.lines[1].get_xydata().tolist() == [[3, 4]]
+    texts = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert texts[:2] == ["tied: 5.0 from home", "untied: 1.0 from home"] and ax.get_aspect() == 1
+
+
 @pytest.mark.parametrize(
     "plot",
     [
         lambda ax: plots.costs([1, 2], {"flat": [1, 1]}, ax=ax),
         lambda ax: plots.gradient_by_visit([2.0, 1.0], 2.5, ax=ax),
+        lambda ax: plots.growth_curves([1, 2], {"none": [[1.0, 2.0]]}, ax=ax),
+        lambda ax: plots.walks({"tied": [[0, 0], [1, 1]]}, ax=ax),
         lambda ax: plots.loss_by_loops([1, 2], [2.5, 2.25], 2, ax=ax),
         lambda ax: plots.training_curve([1, 2], [2.5, 2.25], [], 2, ax=ax),
     ],
