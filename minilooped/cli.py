@@ -46,6 +46,9 @@ def train(argv: list[str]) -> int:
         training = replace(from_dict(TrainConfig, stored["train"], run), name=run.name, runs=str(run.parent))
     asked = tyro.cli(Train, prog=prog, args=argv, default=Train(start.preset, start.resume, model, training))
 
+    for option in ("name", "runs"):
+        if start.resume is not None and getattr(asked.train, option) != getattr(training, option):
+            raise ValueError(f"--{option} cannot be changed with --resume, which goes on in {run}: leave it out")
     if asked.model.vocab_size != model.vocab_size:
         raise ValueError("vocab_size is set by the tokenizer: leave it out")
     before, now = (

@@ -195,6 +195,19 @@ def test_resume_takes_the_runs_own_settings_and_refuses_others(folder, capsys):
     assert not (folder / "runs/elsewhere").exists()
 
 
+@pytest.mark.parametrize("option, value", [("name", "other"), ("runs", "there")])
+def test_resume_goes_on_with_the_run_it_names_and_no_other(folder, capsys, option, value):
+    """Even where another run answers to the options."""
+    assert train_tiny() == train_tiny("--name", "other") == 0
+    shutil.copytree(folder / "runs", folder / "there")
+    before = {run: fingerprint(run) for run in folder.glob("*/*") if (run / "config.json").exists()}
+    capsys.readouterr()
+    status, _, err = printed_by(capsys, *f"train --resume shakespeare --max-steps 8 --{option} {value}".split())
+    assert status == 1 and f"--{option} cannot be changed with --resume" in err and err.count("\n") == 1
+    assert len(before) == 4 and before == {run: fingerprint(run) for run in before}
+    assert main("train --resume shakespeare --name shakespeare --runs runs --max-steps 5".split()) == 0, "its own"
+
+
 def test_case_C12_fewer_tokens_per_step_at_the_same_learning_rate_are_pointed_out(capsys):
     """The loss climbs when a recipe's batch is cut to fit a smaller memory and its learning rate is left alone."""
     assert "notice   32 tokens per step instead of the" not in printed_by(capsys, "train", "--help")[1]
