@@ -292,10 +292,11 @@ def train_step(
     """Backpropagate one step's micro-batches and update, at the end or after every segment.
 
     Returns the loss of the last segment, the gradient norm before clipping (0: no clipping) and the number of updates.
-    Raises FloatingPointError, and leaves the weights alone, if loss or norm is not finite.
+    Raises FloatingPointError if loss or norm is not finite: this update is not made, updates of earlier segments stand.
     """
     model, updates = raw_model(next_loss), 0
     n_segments = segment_count(model.config)
+    n_updates = n_segments if step_per_segment else 1
     scale = 1.0 if step_per_segment else 1 / n_segments
     # One kernel for many tensors, where the device has it.
     foreach = True if model.wte.weight.device.type in ("cpu", "cuda") else None
@@ -306,7 +307,7 @@ def train_step(
         loss, norm = torch.stack((loss, norm)).tolist()
         if not math.isfinite(loss + norm):
             optimizer.zero_grad()
-            raise FloatingPointError(f"loss {loss}, gradient norm {norm}")
+            raise FloatingPointError(f"update {updates + 1} of {n_updates}: loss {loss}, gradient norm {norm}")
         optimizer.step()
         optimizer.zero_grad()
         updates += 1
@@ -579,8 +580,8 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                     with eager():
                         rms = ", ".join(f"{value:.3g}" for value in loop_rms(model, batches[0][0].to(device)))
                     raise FloatingPointError(
-                        f"step {step + 1} stopped before its update: {error}, at learning rate {lr:.3g}; RMS of the "
-                        f"stream after each loop: {rms}. Last good checkpoint: {last_good or 'none yet'}. "
+                        f"step {step + 1} stopped before {error}, at learning rate {lr:.3g}; RMS of the stream "
+                        f"after each loop: {rms}. Last good checkpoint: {last_good or 'none yet'}. "
                         "Try a lower lr, or another rule"
                     ) from error
                 step, updates = step + 1, updates + n_updates

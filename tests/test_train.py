@@ -577,6 +577,23 @@ def test_a_step_that_is_not_finite_changes_no_weight(poison):
     assert not optimizer.state_dict()["state"], "no moment has seen it"
 
 
+def test_updates_of_earlier_segments_stand_when_a_later_one_is_not_finite(monkeypatch):
+    model, batch = tiny_model(LOOM), tiny_batch(4)
+    segment_losses = LoopedGPT.segment_losses
+
+    def poisoned(model, *args):
+        for segment, loss in enumerate(segment_losses(model, *args), start=1):
+            yield loss * math.nan if segment == 2 else loss
+
+    reference = tiny_model(LOOM)
+    next(accumulate(NextLoss(reference), [batch]))
+    torch.optim.SGD(reference.parameters(), lr=0.1).step()
+    monkeypatch.setattr(LoopedGPT, "segment_losses", poisoned)
+    with pytest.raises(FloatingPointError, match="update 2 of 2: loss nan, gradient norm nan"):
+        train_step(NextLoss(model), torch.optim.SGD(model.parameters(), lr=0.1), [batch], step_per_segment=True)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
 def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_found():
     model = tiny_model(DENSE)
     model.final_norm.weight.register_hook(lambda grad: grad * math.inf)
@@ -595,7 +612,7 @@ def test_a_run_that_blows_up_says_where_and_what_is_left(tmp_path, monkeypatch, 
     with pytest.raises(FloatingPointError) as stop:
         train(model_config, config)
     message = str(stop.value)
-    assert "step 8 stopped before its update: loss nan, gradient norm nan, at learning rate 0.00" in message
+    assert "step 8 stopped before update 1 of 1: loss nan, gradient norm nan, at learning rate 0.00" in message
     norms = re.search("RMS of the stream after each loop: ([^;]*)[.] Last", message)[1].split(", ")
     assert len(norms) == model_config.n_loop and any(not math.isfinite(float(norm)) for norm in norms)
     assert f"Last good checkpoint: {tmp_path / 'runs' / 'tiny' / 'step-6'}" in message
