@@ -80,7 +80,7 @@ def load_checkpoint(run: Path) -> Checkpoint:
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         return Checkpoint(path, _step(path), load_file(path / "model.safetensors"), state)
 
-    return _newest(run, read)
+    return _newest(run, checkpoints(run), read)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -92,8 +92,8 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _newest(run: Path, read: Callable[[Path], T]) -> T:
-    for path in reversed(checkpoints(run)):
+def _newest(run: Path, folders: list[Path], read: Callable[[Path], T]) -> T:
+    for path in reversed(folders):
         try:
             return read(path)
         except Exception as error:  # a damaged file can make its reader fail in any way
@@ -183,9 +183,14 @@ def from_dict(kind: type[T], values: dict[str, Any], origin: Path) -> T:
 
 
 def load_model(run: str | Path, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
-    """The trained model of a run (its path, or its name in ``runs/``), in eval mode, and its tokenizer."""
+    """The trained model of a run (its path, or its name in ``runs/``), in eval mode, and its tokenizer.
+
+    The newest checkpoint counts; a run that holds no more than the published weights is read from these.
+    """
     run = find_run(run)
     config = read_config(run)
     model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
-    model.load_state_dict(_newest(run, lambda path: load_file(path / "model.safetensors")))
+    published = [run] if (run / "model.safetensors").is_file() else []
+    weights = _newest(run, published + checkpoints(run), lambda folder: load_file(folder / "model.safetensors"))
+    model.load_state_dict(weights)
     return model.to(device).eval(), tokenizer_from_spec(config["tokenizer"])

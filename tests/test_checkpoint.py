@@ -3,7 +3,9 @@
 import os
 import pickle
 import random
+import shutil
 import time
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -17,12 +19,14 @@ from minilooped.checkpoint import (
     load_checkpoint,
     load_model,
     new_run,
+    publish_weights,
     read_config,
     save_checkpoint,
     shell_command,
     write_config,
 )
-from minilooped.model import LoopedConfig
+from minilooped.data import CharTokenizer
+from minilooped.model import LoopedConfig, LoopedGPT
 
 
 def save(run, step):
@@ -200,6 +204,27 @@ def test_a_model_of_a_run_without_checkpoint_is_a_clear_error(tmp_path):
     write_config(tmp_path, {"model": {"n_layer": 1, "n_embd": 48}, "train": {}, "tokenizer": {}})
     with pytest.raises(ValueError, match="no checkpoint"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "checkpoints", "published"])
+def test_a_model_comes_from_the_newest_checkpoint_or_else_from_the_published_weights(tmp_path, lost):
+    config = LoopedConfig(vocab_size=2, block_size=2, n_layer=1, n_loop=1, n_head=1, n_embd=2)
+    tokenizer = CharTokenizer("ab")
+    write_config(tmp_path, {"model": asdict(config), "train": {}, "tokenizer": tokenizer.spec()})
+    model = LoopedGPT(config)
+    for step in (1, 2):
+        torch.nn.init.constant_(model.wte.weight, step)
+        path = save_checkpoint(tmp_path, step, model.state_dict(), {})
+        if step == 1:
+            publish_weights(tmp_path, path)
+    if lost == "checkpoints":
+        for path in checkpoints(tmp_path):
+            shutil.rmtree(path)
+    elif lost == "published":
+        (tmp_path / "model.safetensors").unlink()
+    loaded, loaded_tokenizer = load_model(tmp_path)
+    assert (loaded.wte.weight == (1 if lost == "checkpoints" else 2)).all() and not loaded.training
+    assert loaded_tokenizer.hash == tokenizer.hash
 
 
 def test_the_printed_command_works_where_path_does_not_lead_to_it(tmp_path, monkeypatch):
