@@ -6,6 +6,7 @@ that needs it, so that ``minilooped --help`` answers at once.
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ def prepare(argv: list[str]) -> int:
 
     asked = tyro.cli(Prepare, prog="minilooped prepare", args=argv)
     folder = prepare_text(asked.file, asked.out, asked.tokenizer, asked.val_fraction)
-    print(f"Wrote {folder}. To train on it:\n    {shell_command()} train --data {folder}")
+    print(f"Wrote {folder}. To train on it:\n    {shell_command()} train --data {shlex.quote(str(folder))}")
     return 0
 
 

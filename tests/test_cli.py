@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -158,17 +159,17 @@ def test_what_cannot_be_sampled_is_one_clear_line(capsys, option):
 
 
 def test_prepare_train_sample_and_resume_in_the_words_that_they_print(folder, capsys):
-    (folder / "tales.txt").write_text(TEXT, encoding="utf-8")
-    assert main(["prepare", "tales.txt", "--val-fraction", "0.2"]) == 0
+    (folder / "two tales.txt").write_text(TEXT, encoding="utf-8")
+    assert main(["prepare", "two tales.txt", "--val-fraction", "0.2"]) == 0
     train_command = re.search(r"minilooped (train .*)", capsys.readouterr().out)[1]
-    assert main([*train_command.split(), *TINY]) == 0
+    assert main([*shlex.split(train_command), *TINY]) == 0
     out = capsys.readouterr().out
     assert re.fullmatch(r"validation loss \d\.\d{3}", out.splitlines()[-1])
     resume_command, sample_command = re.findall(r"^    \S*minilooped (.*)", out, re.MULTILINE)
     assert main(resume_command.split()) == 0
     assert "resume   runs/shakespeare/step-4" in capsys.readouterr().out
     assert json.loads((folder / "runs/shakespeare/config.json").read_text(encoding="utf-8"))["train"]["max_steps"] == 8
-    sample_command = [part.strip("'") for part in re.findall(r"'[^']*'|\S+", sample_command)]
+    sample_command = shlex.split(sample_command)
     texts = []
     for options in ([], [], ["--seed", "2"], ["--n-loop", "1"], ["--temperature", "0"], ["--top-k", "1"]):
         assert main([*sample_command, "--max-new-tokens", "30", *options]) == 0
