@@ -77,7 +77,7 @@ def sample(argv: list[str]) -> int:
         """Let a trained model continue a text."""
 
         run: tyro.conf.Positional[str]  # a run: its name in runs/, or its folder
-        prompt: str | None = None  # the text to continue; None: a line break
+        prompt: str | None = None  # the text to continue; None: a line break, or the first character known
         n_loop: int | None = None  # loops per token; None: as many as it was trained with
         temperature: float = 0.8  # 0: always the likeliest token
         top_k: int | None = None  # draw from the k likeliest tokens only
@@ -90,7 +90,7 @@ def sample(argv: list[str]) -> int:
     text = continue_text(
         model,
         tokenizer,
-        "\n" if asked.prompt is None else asked.prompt,
+        asked.prompt,
         max_new_tokens=asked.max_new_tokens,
         temperature=asked.temperature,
         top_k=asked.top_k,

@@ -332,7 +332,7 @@ def evaluate(model: LoopedGPT, batches: Iterable[tuple[Tensor, Tensor]], n_loop:
 def sample(
     model: LoopedGPT,
     tokenizer: Tokenizer,
-    prompt: str = "\n",
+    prompt: str | None = None,
     *,
     max_new_tokens: int = 300,
     temperature: float = 0.8,
@@ -340,7 +340,13 @@ def sample(
     n_loop: int | None = None,
     seed: int = 1337,
 ) -> str:
-    """The prompt and its continuation. The draw depends on `seed` alone and leaves torch's generators as they are."""
+    """The prompt and its continuation. The draw depends on `seed` alone and leaves torch's generators as they are.
+
+    prompt None: a line break, or the tokenizer's first character where it knows no line break.
+    """
+    if prompt is None:
+        known = getattr(tokenizer, "chars", "\n")  # byte pairs spell every text, characters only their own
+        prompt = "\n" if "\n" in known else known[0]
     if not prompt:
         raise ValueError("the prompt is empty: give at least one character")
     device = model.wte.weight.device

@@ -155,6 +155,16 @@ def test_what_cannot_be_sampled_is_one_clear_line(capsys, option):
     assert status == 1 and err.startswith("minilooped sample: ") and err.count("\n") == 1 and out == ""
 
 
+@pytest.mark.parametrize("text, start", [("ab\n" * 50, "\n"), ("ba" * 80, "a")])
+def test_a_sample_without_prompt_starts_with_what_the_tokenizer_knows(folder, capsys, text, start):
+    prepared(folder, text)
+    assert train_tiny("--max-steps", "1") == 0
+    capsys.readouterr()
+    assert main(["sample", "shakespeare", "--max-new-tokens", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(start) and len(out) == len(start) + 3 + 1
+
+
 # -- the commands ------------------------------------------------------------------------------------------------------
 
 
