@@ -483,6 +483,12 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             rank=rank, world_size=n_processes,
         )  # fmt: skip
         stream = draw(corpus.train)
+        if config.eval_every and len(corpus.val) <= model_config.block_size:
+            raise ValueError(
+                f"one window takes block_size + 1 = {model_config.block_size + 1} tokens, but the validation split of "
+                f"{corpus.name} has {len(corpus.val)}: prepare the text with a larger --val-fraction, use a smaller "
+                "block_size, or set eval_every=0"
+            )
         eval_batches = list(islice(draw(corpus.val), config.eval_batches)) if config.eval_every else []
         opening = corpus.tokenizer.decode(corpus.val[:64])
         prompt = opening[:1]  # of the samples on the way

@@ -655,6 +655,18 @@ def test_a_setting_that_cannot_work_is_named(changes):
         TrainConfig(**changes)
 
 
+def test_a_validation_split_shorter_than_a_window_is_named_with_the_ways_out(tmp_path):
+    prepared(tmp_path, TEXT[:80])  # 8 tokens to validate on, which fill no window of 8 + 1
+    with pytest.raises(ValueError) as refusal:
+        train(DENSE, settings(tmp_path, eval_every=2))
+    assert "block_size + 1 = 9 tokens, but the validation split of tokens has 8" in str(refusal.value)
+    assert all(way_out in str(refusal.value) for way_out in ("larger --val-fraction", "block_size", "eval_every=0"))
+    assert not (tmp_path / "runs").exists()
+    assert train(DENSE, settings(tmp_path, max_steps=2)).val_loss > 0, "eval_every=0 is one"
+    prepared(tmp_path / "longer", TEXT[:90])
+    assert train(DENSE, settings(tmp_path / "longer", max_steps=2, eval_every=2)).val_loss > 0
+
+
 def test_settings_survive_json():
     for model, config in PRESETS.values():
         again = json.loads(json.dumps([asdict(model), asdict(config)]))
