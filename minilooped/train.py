@@ -22,11 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, distributed, nn
@@ -92,6 +92,14 @@ class TrainConfig:
             if not ok:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be {rule}")
 
+        for field in fields(self):
+            value, kinds = getattr(self, field.name), get_args(field.type) or (field.type,)
+            if get_origin(field.type) is Literal:
+                need(value in kinds, field.name, f"one of {', '.join(kinds)}")
+            else:
+                fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
+                of_type = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
+                need(fits and (bool in kinds or not isinstance(value, bool)), field.name, f"of type {of_type}")
         for name in ("max_steps", "batch_size", "grad_accum", "log_every"):
             need(getattr(self, name) >= 1, name, ">= 1")
         for name in ("warmup_steps", "decay_steps", "eval_every", "sample_every", "save_every", "weight_decay"):
