@@ -166,20 +166,30 @@ def read_config(run: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not all(isinstance(config[key], dict) for key in ("model", "train", "tokenizer")):
             raise ValueError("a part is missing")
+        tokenizer = config["tokenizer"]
+        if not all(
+            isinstance(part, str) for part in (tokenizer["name"], tokenizer["hash"], tokenizer.get("chars", ""))
+        ):
+            raise ValueError("its tokenizer is not whole")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the config of a run ({error!r}): restore it, or train again") from error
     return config
 
 
 def from_dict(kind: type[T], values: dict[str, Any], origin: Path) -> T:
-    """Build a config dataclass. ``ValueError`` on fields that it doesn't have: another version wrote them."""
+    """Build a config dataclass. ``ValueError`` on values that it refuses and on fields of another version."""
     unknown = sorted(values.keys() - {field.name for field in fields(kind)})
     if unknown:
         raise ValueError(
             f"{origin}/config.json has settings that this version of minilooped does not know ({', '.join(unknown)}): "
             "use the version that made the run"
         )
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(
+            f"{origin}/config.json is not the config of a run ({error}): restore it, or train again"
+        ) from error
 
 
 def load_model(run: str | Path, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:

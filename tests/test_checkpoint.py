@@ -27,6 +27,7 @@ from minilooped.checkpoint import (
 )
 from minilooped.data import CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.train import TrainConfig
 
 
 def save(run, step):
@@ -188,11 +189,26 @@ def test_a_run_is_found_by_name_and_by_path_and_else_the_known_ones_are_listed(t
         find_run("c", tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model": 1, "train": {}, "tokenizer": {}}'])
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", "{}", '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
+    '{"model": {}, "train": {}, "tokenizer": {"name": "char"}}',
+    '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": 5}}',
+    '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": "ab", "chars": [1]}}',
+])  # fmt: skip
 def test_a_config_that_is_none_is_a_clear_error(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match="is not the config of a run"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind, values, complaint", [
+    (LoopedConfig, {"n_loop": "3"}, "n_loop='3' must be"), (LoopedConfig, {"n_embd": 48.0}, "n_embd=48.0 must be"),
+    (TrainConfig, {"lr": "fast"}, "lr='fast' must be"), (TrainConfig, {"max_steps": [4]}, r"max_steps=\[4\] must be"),
+    (TrainConfig, {"schedule": {}}, "schedule={} must be"),
+])  # fmt: skip
+def test_a_value_of_another_type_in_a_config_is_named(tmp_path, kind, values, complaint):
+    with pytest.raises(ValueError, match=rf"config.json is not the config of a run \({complaint}.*\): restore it"):
+        from_dict(kind, values, tmp_path)
 
 
 def test_a_setting_of_another_version_is_named(tmp_path):
@@ -201,7 +217,9 @@ def test_a_setting_of_another_version_is_named(tmp_path):
 
 
 def test_a_model_of_a_run_without_checkpoint_is_a_clear_error(tmp_path):
-    write_config(tmp_path, {"model": {"n_layer": 1, "n_embd": 48}, "train": {}, "tokenizer": {}})
+    write_config(
+        tmp_path, {"model": {"n_layer": 1, "n_embd": 48}, "train": {}, "tokenizer": {"name": "char", "hash": ""}}
+    )
     with pytest.raises(ValueError, match="no checkpoint"):
         load_model(tmp_path)
 
