@@ -400,6 +400,7 @@ def test_growth_curves_draws_the_geometric_mean_a_band_and_the_guides():
     assert tied.get_color() == plots.TYING_LOOK["tied"][0] and sqrt.get_color() == plots.RULE_LOOK["sqrt"][0]
     ticks, labels = ax.get_yticks(), [label.get_text() for label in ax.get_yticklabels()]
     assert [float(label) for label in labels] == ticks.tolist() and 3 <= len(ticks) <= 8
+    assert (np.log2(ticks) % 1 == 0).all()
 
 
 def test_growth_curves_leaves_guides_out_where_no_power_law_fits():
