@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 
 def train(argv: list[str]) -> int:
@@ -24,10 +24,12 @@ def train(argv: list[str]) -> int:
     from .train import TrainConfig
     from .train import train as run_training
 
+    one_of = tyro.conf.create_mutex_group(required=False)  # a run that goes on keeps its own settings
+
     @dataclass(frozen=True)
     class Start:
-        preset: Literal[tuple(PRESETS)] = "shakespeare"  # the settings to start from
-        resume: str | None = None  # go on with this run (its name or its folder), with its own settings
+        preset: Annotated[Literal[tuple(PRESETS)], one_of] = "shakespeare"  # the settings to start from
+        resume: Annotated[str | None, one_of] = None  # go on with this run (its name or its folder), its own settings
 
     @dataclass(frozen=True)
     class Train(Start):

@@ -129,6 +129,7 @@ def test_every_command_has_help(capsys, command):
     ("train --data tokens --tokenizer gpt2", "tokens was prepared with the tokenizer 'char', not 'gpt2'"),
     ("train --data tokens --block-size 5000", "one window takes block_size + 1 = 5001 tokens"),
     ("train --resume nothing", "no run 'nothing' in runs; there are none yet: start one with `minilooped train`"),
+    ("train --resume nothing --preset shakespeare", "Arguments --resume and --preset are not allowed together"),
     ("sample nothing", "no run 'nothing' in runs; there are none yet"),
     ("prepare nothing.txt", "no text file at nothing.txt: give the path of a UTF-8 text file"),
     ("train --name a/b --data tokens --block-size 8", "name='a/b' has to be usable as a folder name"),
