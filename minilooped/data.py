@@ -279,6 +279,14 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
     return ids, tokenizer
 
 
+def digest(tokens: np.ndarray) -> str:
+    """sha256 (hex) that tells token sequences, shape (T,), apart: of their number, their first and their last MiB."""
+    # Of these only: files of many GB, which stay on the disk, would take minutes at every start.
+    part = 2**20 // tokens.itemsize
+    ends = tokens[:part].tobytes() + tokens[-part:].tobytes()
+    return hashlib.sha256(len(tokens).to_bytes(8, "little") + ends).hexdigest()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Corpora
 

@@ -43,7 +43,7 @@ from .checkpoint import (
     shell_command,
     write_config,
 )
-from .data import BatchStream, Tokenizer, check_same_tokenizer, eval_windows, load_corpus, tokenizer_from_spec
+from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus, tokenizer_from_spec
 from .model import LoopedConfig, LoopedGPT
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             BatchStream, batch_size=config.batch_size, block_size=model_config.block_size, seed=config.seed,
             rank=rank, world_size=n_processes,
         )  # fmt: skip
-        stream = draw(corpus.train)
+        stream, tokens_sha256 = draw(corpus.train), digest(corpus.train)
         if config.eval_every and len(corpus.val) <= model_config.block_size:
             raise ValueError(
                 f"one window takes block_size + 1 = {model_config.block_size + 1} tokens, but the validation split of "
@@ -533,6 +533,11 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                 raise ValueError(
                     f"{run} was trained on {state['n_tokens']} tokens, {config.data!r} now has {len(corpus.train)}: "
                     "bring the old data back, or start a new run"
+                )
+            if state["tokens_sha256"] != tokens_sha256:
+                raise ValueError(
+                    f"{run} was trained on other tokens than {config.data!r} now has: bring the old data back, or "
+                    "start a new run"
                 )
             model.load_state_dict(weights)
             optimizer.load_state_dict(state["optimizer"])
@@ -577,7 +582,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         def save() -> Path | None:
             state = dict(
                 optimizer=optimizer.state_dict(), stream=stream.state_dict(), random=random_state(), updates=updates,
-                seconds=seconds, n_tokens=len(corpus.train), machine=machine,
+                seconds=seconds, n_tokens=len(corpus.train), tokens_sha256=tokens_sha256, machine=machine,
             )  # fmt: skip
             return save_checkpoint(run, step, model.state_dict(), state) if rank == 0 else None
 

@@ -300,6 +300,17 @@ def test_a_crash_while_writing_leaves_no_file_that_looks_whole(token_file, monke
         data.read_tokens(token_file)
 
 
+def test_a_digest_tells_token_files_apart(tmp_path):
+    million = 2**20  # more tokens than are looked at
+    ids = np.arange(3 * million, dtype="<u2")
+    others = [ids[:-1], ids[1:], ids.copy(), ids.copy()]
+    others[2][million // 2 - 1] ^= 1
+    others[3][-million // 2] ^= 1
+    assert len({data.digest(ids), *map(data.digest, others)}) == 5
+    data.write_tokens(tmp_path / "a.bin", ids[:9] % 3, CharTokenizer("abc"))
+    assert data.digest(data.read_tokens(tmp_path / "a.bin")[0]) == data.digest(ids[:9] % 3), "from the disk the same"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Corpora
 

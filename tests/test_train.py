@@ -418,6 +418,9 @@ def test_another_tokenizer_and_other_data_are_refused(tmp_path):
     prepared(tmp_path, TEXT + "10 times 10 is 100.\n" * 20)  # the same characters
     with pytest.raises(ValueError, match="was trained on 2209 tokens"):
         train(DENSE, config, resume=True)
+    prepared(tmp_path, TEXT.replace("2", "x").replace("3", "2").replace("x", "3"))  # and as many of them
+    with pytest.raises(ValueError, match="was trained on other tokens than .* now has"):
+        train(DENSE, config, resume=True)
     prepared(tmp_path, TEXT.replace("t", "T"))
     with pytest.raises(ValueError, match="trained with the tokenizer 'char'"):
         train(DENSE, config, resume=True)
