@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,9 +26,9 @@ from bench import peer
 from torch import nn
 
 from minilooped.data import BatchStream, eval_windows, load_corpus
-from minilooped.model import LoopedConfig
+from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import PRESETS
-from minilooped.train import TrainConfig, train
+from minilooped.train import NextLoss, TrainConfig, pick_dtype, train, train_step
 
 NANOGPT_STEPS, WARMUP, PEAK, FLOOR = 2000, 100, 1e-3, 1e-4
 
@@ -96,6 +97,21 @@ def ours(model: LoopedConfig, training: TrainConfig, n_steps: int, seed: int):
     return train(model, training)
 
 
+def ours_bare(model: LoopedConfig, training: TrainConfig) -> Callable[[int], None]:
+    """A function that makes some training steps of a preset, without what a run has around them."""
+    corpus = load_corpus("shakespeare")
+    network = LoopedGPT(replace(model, vocab_size=corpus.tokenizer.vocab_size))
+    optimizer = network.configure_optimizer(training.lr, training.weight_decay, optimizer=training.optimizer)
+    stream = BatchStream(corpus.train, training.batch_size, model.block_size, seed=0)
+    autocast = partial(torch.autocast, "cpu", pick_dtype(torch.device("cpu"))[0])
+
+    def run(n_steps: int) -> None:
+        for _ in range(n_steps):
+            train_step(NextLoss(network), optimizer, [next(stream)], autocast=autocast, grad_clip=training.grad_clip)
+
+    return run
+
+
 def cpu_seconds(run: Callable[[], object]) -> float:
     began = time.process_time()
     run()
@@ -108,18 +124,15 @@ def main(options: Options) -> None:
     untied = replace(preset.model, n_layer=4, n_loop=1, l_ref=preset.model.l_ref * 4 / preset.model.n_layer)
     contenders = {"looped": preset.model, "untied control": untied}
 
-    # How many steps of ours take the CPU time of one of nanoGPT's: the best of a few bursts, taken in turn. A run's
-    # fixed costs (data, checkpoint, validation) cancel in the difference between a long and a short burst.
-    reference, burst = NanoGPT(options.nanogpt, seed=0, n_steps=10**9), 20
-    per_step: dict[str, list[float]] = {"nanoGPT": []} | {name: [] for name in contenders}
-    for _ in range(4):
-        per_step["nanoGPT"].append(cpu_seconds(lambda: reference.run(burst)) / burst)
-        for name, model in contenders.items():
-            short, long = (
-                cpu_seconds(lambda n=n, model=model: ours(model, preset.train, n, seed=0)) for n in (2, 2 + burst)
-            )
-            per_step[name].append((long - short) / burst)
-    steps = {name: round(options.steps * min(per_step["nanoGPT"]) / min(per_step[name])) for name in contenders}
+    # How many steps of ours take the CPU time of one of nanoGPT's: bursts taken in turn, the best of each.
+    bursts = {"nanoGPT": NanoGPT(options.nanogpt, seed=0, n_steps=10**9).run}
+    bursts |= {name: ours_bare(model, preset.train) for name, model in contenders.items()}
+    n_steps = 40
+    per_step = {name: math.inf for name in bursts}
+    for _ in range(8):
+        for name, run in bursts.items():
+            per_step[name] = min(per_step[name], cpu_seconds(lambda run=run: run(n_steps)) / n_steps)
+    steps = {name: round(options.steps * per_step["nanoGPT"] / per_step[name]) for name in contenders}
 
     rows = []
 
@@ -152,7 +165,7 @@ def main(options: Options) -> None:
             python=platform.python_version(),
             cpu=torch.backends.cpu.get_cpu_capability() + ", one thread",
             model=asdict(preset.model),
-            cpu_seconds_per_step={name: min(values) for name, values in per_step.items()},
+            cpu_seconds_per_step=per_step,
         )
         text = json.dumps(dict(provenance=provenance, rows=rows), indent=1) + "\n"
         options.out.write_text(text, encoding="utf-8")
