@@ -519,13 +519,17 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             f"{tokens_per_step:,} tokens per step" + (f", {n_segments} updates each" if step_per_segment else "")
         )
 
+        if (epochs := config.max_steps * tokens_per_step / len(corpus.train)) > 10:
+            say(f"notice   {epochs:,.0f} times over the training data: use a longer text, or a smaller max_steps")
+
         # -- go on with an old run --
         step = updates = 0
         seconds, history, last_good = 0.0, [], None
         settings = {"model": asdict(model_config), "train": asdict(config), "tokenizer": corpus.tokenizer.spec()}
         if resume:
             run = find_run(config.name, config.runs)
-            refuse_changes(run, read_config(run), settings)
+            stored = read_config(run)
+            refuse_changes(run, stored, settings)
             last_good, step, weights, state = load_checkpoint(run)
             if step >= config.max_steps:
                 raise ValueError(f"{run} has done its {step} steps: give a larger max_steps to go on")
@@ -546,6 +550,12 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             updates, seconds = state["updates"], state["seconds"]
             history = [row for row in read_log(run / "log.csv") if row["step"] <= step]
             say(f"resume   {last_good}")
+            before = replace(config, max_steps=stored["train"]["max_steps"])
+            if config.max_steps != before.max_steps:
+                say(
+                    f"notice   max_steps was {before.max_steps}, now {config.max_steps}: the next step has learning "
+                    f"rate {learning_rate(step, config):.3g}, the last one had {learning_rate(step - 1, before):.3g}"
+                )
             for key, now in machine.items():
                 if state["machine"][key] != now:
                     say(f"notice   {key} was {state['machine'][key]}, now {now}: not the bits of an uninterrupted run")
