@@ -147,7 +147,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return COMMANDS[asked.command](asked.options)
+        try:
+            return COMMANDS[asked.command](asked.options)
+        finally:
+            sys.stdout.flush()  # here a reader that has left can still be caught
+    except BrokenPipeError:  # as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return 1
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:
         print(f"minilooped {asked.command}: {error}", file=sys.stderr)
         return 1
