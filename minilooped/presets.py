@@ -44,7 +44,7 @@ SHAKESPEARE = Preset(
         decay_steps=2170,
         min_lr_ratio=0.0,
         weight_decay=0.3,
-        threads=1,  # for matrices this small a second thread gains little, and on a busy computer it costs much
+        threads=1,  # the matrices are small
     ),
 )
 
