@@ -251,10 +251,6 @@ def raw_model(next_loss: nn.Module) -> LoopedGPT:
     return (next_loss.module if isinstance(next_loss, DistributedDataParallel) else next_loss).model
 
 
-def segment_count(config: LoopedConfig) -> int:
-    return math.ceil(config.n_loop / (config.segment or config.n_loop))
-
-
 def accumulate(
     next_loss: nn.Module,
     batches: list[tuple[Tensor, Tensor]],
@@ -272,7 +268,7 @@ def accumulate(
     counts = [int((y != -100).sum()) for _, y in batches]
     total = max(1, int(sum_over_processes(torch.tensor(sum(counts)))))
     losses = [model.segment_losses(x.to(device), y.to(device)) for x, y in batches]
-    for left in reversed(range(segment_count(model.config))):
+    for left in reversed(range(len(model.config.segments()))):
         mean = 0.0
         for i, count in enumerate(counts):
             # Gradients are exchanged once, after the last micro-batch.
@@ -303,7 +299,7 @@ def train_step(
     Raises FloatingPointError if loss or norm is not finite: this update is not made, updates of earlier segments stand.
     """
     model, updates = raw_model(next_loss), 0
-    n_segments = segment_count(model.config)
+    n_segments = len(model.config.segments())
     n_updates = n_segments if step_per_segment else 1
     scale = 1.0 if step_per_segment else 1 / n_segments
     # One kernel for many tensors, where the device has it.
@@ -506,7 +502,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         optimizer = model.configure_optimizer(
             config.lr, config.weight_decay, betas=(config.beta1, config.beta2), optimizer=config.optimizer
         )
-        n_segments = segment_count(model_config)
+        n_segments = len(model_config.segments())
         step_per_segment = n_segments > 1 and config.step_per_segment is not False
         tokens_per_step = config.batch_size * config.grad_accum * model_config.block_size
         say(f"data     {corpus.name}: {len(corpus.train):,} tokens to train on, {len(corpus.val):,} to validate on")

@@ -20,6 +20,10 @@ def test_the_rule_table_is_the_rules_resolved_for_4_blocks_in_8_loops():
         assert [float(number) for number in numbers] == pytest.approx(resolved, rel=5e-3), name
 
 
+def test_nothing_is_left_to_fill_in():
+    assert not re.findall(r"^[A-Z_]{4,}$", README, re.MULTILINE)
+
+
 def test_the_example_runs():
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
