@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .data import Tokenizer
-from .model import LoopedConfig, LoopedGPT
+from .model import LoopedConfig, LoopedGPT, Routing
 from .train import evaluate, loop_rms, sample
 
 
@@ -118,3 +118,30 @@ def cost(config: LoopedConfig) -> Cost:
     idx, targets = torch.randint(config.vocab_size, (2, 1, config.block_size))  # (1, T) each
     saved = saved_bytes(lambda: model(idx, targets), [*model.parameters(), *model.buffers()])
     return Cost(config.n_layer, config.n_loop, model.num_params(), model.flops_per_token(), saved)
+
+
+@torch.no_grad()
+def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[Tensor, Tensor]:
+    """Which experts each token meets at every visit, in eval mode, for tokens idx (B, T).
+
+    Returns choices (N, L, B, T, k) int64 and loads (N, L, E) int64, tokens per expert. The record is kept per visit: a
+    router that serves all loops is asked N times. Raises ValueError for a dense model.
+    """
+    config = model.config
+    if not config.n_expert:
+        raise ValueError("routing needs a model with experts: set n_expert > 0")
+    visits: list[Routing] = []
+    hooks = [
+        block.mlp.router.register_forward_hook(lambda module, inputs, routing: visits.append(routing))
+        for block in model.blocks
+    ]
+    was_training = model.training
+    try:
+        model.eval()(idx, n_loop=n_loop)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
+    loads = torch.stack([visit.load for visit in visits])  # (N * L, E)
+    return choices.view(-1, config.n_layer, *idx.shape, config.top_k), loads.view(-1, config.n_layer, config.n_expert)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers import build, example, tiny
 
-from minilooped import probes
+from minilooped import plots, probes
+from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.probes import saved_bytes
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -121,3 +122,70 @@ def test_cost_is_that_of_the_model():
     cost = probes.cost(config)
     assert (cost.parameters, cost.operations) == (model.num_params(), model.flops_per_token())
     assert cost.saved == saved_bytes(lambda: model(idx, targets), [*model.parameters(), *model.buffers()])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# routing
+
+
+def moe(**changes) -> LoopedGPT:
+    torch.manual_seed(0)
+    shape = dict(vocab_size=11, block_size=8, n_layer=2, n_loop=3, n_head=2, n_embd=16, init_std=0.25)
+    experts = dict(n_expert=5, top_k=2, n_inner=8, router="per_loop", router_init="independent")
+    return LoopedGPT(LoopedConfig(**(shape | experts | changes)))
+
+
+@pytest.mark.parametrize("n_loop", [None, 1, 5])
+def test_routing_has_one_record_per_visit_and_loads_that_count_its_choices(n_loop):
+    model, idx = moe(), torch.arange(10).view(2, 5)
+    choices, loads = probes.routing(model, idx, n_loop=n_loop)
+    N = n_loop or 3
+    assert choices.shape == (N, 2, 2, 5, 2) and loads.shape == (N, 2, 5)
+    for loop in range(N):
+        for layer in range(2):
+            assert torch.equal(loads[loop, layer], choices[loop, layer].flatten().bincount(minlength=5))
+
+
+def test_routing_is_what_the_routers_choose_along_the_loop():
+    model, idx = moe().eval(), torch.arange(10).view(2, 5)
+    choices, _ = probes.routing(model, idx)
+    with torch.no_grad():
+        h = x0 = model.embed(idx)
+        for loop in range(3):
+            h, _, visits = model.run_loop(h, loop, x0)
+            for layer, visit in enumerate(visits):
+                assert torch.equal(choices[loop, layer].view(10, 2), visit.choice)
+
+
+def test_routing_leaves_no_hook_and_no_mode_behind_and_moves_no_bias():
+    model = moe().train()
+    probes.routing(model, torch.arange(10).view(2, 5))
+    assert model.training
+    for block in model.blocks:
+        assert not block.mlp.router._forward_hooks and not block.mlp.router.bias.any()
+    with pytest.raises(ValueError, match="block_size"):
+        probes.routing(model, torch.zeros(1, 9, dtype=torch.long))
+    assert model.training and not any(block.mlp.router._forward_hooks for block in model.blocks)
+
+
+def test_routing_of_a_dense_model_is_refused():
+    with pytest.raises(ValueError, match="n_expert"):
+        probes.routing(moe(n_expert=0, router="shared"), torch.zeros(1, 2, dtype=torch.long))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# norm_growth
+
+
+def test_norm_growth_of_the_readmes_picture_has_the_slopes_it_shows():
+    """Unscaled like N, with 1/sqrt(N) like sqrt(N), with 1/N flat; at one loop the three are one model."""
+    shape = dict(vocab_size=11, block_size=16, n_layer=2, n_head=2, n_embd=64, init_std=64**-0.5, embed_norm=True)
+    growth = probes.norm_growth(LoopedConfig(**shape), ("none", "sqrt", "inverse"), (1, 16, 64), seeds=(0, 1))
+    assert growth["none"][0] == growth["sqrt"][0] == growth["inverse"][0]
+    for rule, slope in (("none", 1), ("sqrt", 0.5), ("inverse", 0)):
+        at_16, at_64 = growth[rule][1:]
+        assert abs(torch.tensor(at_64 / at_16).log2() / 2 - slope) < 0.1, rule
+
+    ax = plots.norm_growth((1, 16, 64), growth)
+    for line, (rule, values) in zip(ax.lines, growth.items(), strict=False):
+        assert line.get_label() == rule and line.get_ydata().tolist() == values
