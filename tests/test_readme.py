@@ -1,6 +1,8 @@
 """What the README says is what the code does: its rule table, its example, its links and its commands."""
 
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,17 @@ def test_the_rule_table_is_the_rules_resolved_for_4_blocks_in_8_loops():
 
 def test_nothing_is_left_to_fill_in():
     assert not re.findall(r"^[A-Z_]{4,}$", README, re.MULTILINE)
+
+
+def test_the_recipe_table_is_the_recorded_result():
+    rows = json.loads((ROOT / "data/results/recipe.json").read_text(encoding="utf-8"))["rows"]
+    table = re.findall(r"^\| .+? \| ([\d,]+) \| (\d+) \| ([\d.]+) \(([\d., ]+)\) \|$", README, re.MULTILINE)
+    for name, (parameters, steps, mean, each) in zip(("nanoGPT", "looped", "untied control"), table, strict=True):
+        recorded = [row for row in rows if row["name"] == name]
+        assert {f"{row['parameters']:,}" for row in recorded} == {parameters}
+        assert {row["steps"] for row in recorded} == {int(steps)}
+        assert [f"{row['loss']:.3f}" for row in recorded] == each.split(", ")
+        assert f"{statistics.mean(row['loss'] for row in recorded):.3f}" == mean
 
 
 def test_the_example_runs():
