@@ -10,6 +10,7 @@ each divided by the reference's. A difference below a tenth is a tie. Compare ra
 
 import importlib.util
 import math
+import platform
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from datetime import date
 from io import StringIO
 from pathlib import Path
 from typing import Literal
@@ -214,6 +216,10 @@ if __name__ == "__main__":
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, one thread of {torch.backends.cpu.get_cpu_capability()}, CPU time")
+    print(f"made by: python {' '.join(sys.argv[:1])} with clones of the peers, {date.today().isoformat()}")
+    print(
+        f"torch {torch.__version__}, python {platform.python_version()}, {platform.machine()}, "
+        f"{torch.backends.cpu.get_cpu_capability()}, one thread, CPU time"
+    )
     for name in options.only:
         globals()[name](options)
