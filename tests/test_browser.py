@@ -134,8 +134,8 @@ def run_all(page: Page) -> list[str]:
 
 def static_twin(printed: list[str]) -> dict[int, str]:
     """The sample at each loop count, as the cell below the dial printed it."""
-    (twin,) = (text for text in printed if text.startswith("--- 1 loop"))
-    _, *parts = re.split(r"(?m)^--- (\d+) loops?\b.*$", twin)
+    (twin,) = (text for text in printed if text.startswith("--- loops: 1"))
+    _, *parts = re.split(r"(?m)^--- loops: (\d+)\b.*$", twin)
     return {int(n_loop): sample for n_loop, sample in zip(parts[::2], parts[1::2], strict=True)}
 
 
@@ -150,6 +150,7 @@ def turn_the_dial(page: Page, samples: dict[int, str]):
         expect(page.locator(".widget-slider .widget-readout")).to_have_text(str(n_loop))
         expect(text).to_have_text(samples[n_loop])  # but for white space
         expect(figure).to_have_count(1)
+        assert f"at {n_loop} loops" in figure.get_attribute("alt")
         figures.append(figure.get_attribute("src"))
 
     shows(4)
