@@ -70,7 +70,9 @@ def sample(argv: list[str]) -> int:
     """let a trained model continue a text"""
     import tyro
 
-    from .checkpoint import load_model
+    import torch
+
+    from .checkpoint import find_run, load_model, read_config
     from .train import pick_device
     from .train import sample as continue_text
 
@@ -88,6 +90,9 @@ def sample(argv: list[str]) -> int:
         device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # auto: a GPU where there is one
 
     asked = tyro.cli(Sample, prog="minilooped sample", args=argv)
+    threads = read_config(find_run(asked.run))["train"].get("threads")
+    if threads is not None:  # what was few enough to train is few enough to sample
+        torch.set_num_threads(threads)
     model, tokenizer = load_model(asked.run, pick_device(asked.device)[0])
     text = continue_text(
         model,
