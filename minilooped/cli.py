@@ -68,9 +68,8 @@ def train(argv: list[str]) -> int:
 
 def sample(argv: list[str]) -> int:
     """let a trained model continue a text"""
-    import tyro
-
     import torch
+    import tyro
 
     from .checkpoint import find_run, load_model, read_config
     from .train import pick_device

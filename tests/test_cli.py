@@ -13,6 +13,7 @@ import time
 from dataclasses import fields
 
 import pytest
+import torch
 from tiny_runs import TEXT, cut_back, fingerprint, prepared
 
 from minilooped.checkpoint import shell_command
@@ -269,3 +270,15 @@ def test_the_exit_status_of_a_pipeline_is_that_of_the_command(folder):
     child = python("-m", "minilooped.cli", "sample", "nothing", env=os.environ | {"PYTHONWARNINGS": "error"})
     out, err = child.communicate(timeout=60)
     assert child.returncode == 1 and out == "" and err.startswith("minilooped sample: no run 'nothing'")
+
+
+def test_sampling_takes_the_threads_of_the_training(capsys):
+    """On a busy computer a second thread can make a small model many times slower."""
+    assert train_tiny("--name", "tiny") == 0
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert main(["sample", "tiny", "--max-new-tokens", "2"]) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
