@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from io import StringIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import tyro
@@ -34,19 +34,14 @@ from minilooped.presets import PRESETS
 from minilooped.probes import saved_bytes
 from minilooped.train import pick_dtype, train
 
+Part = Literal["step", "moe", "segments", "generate", "trainer", "imports"]
+
 
 @dataclass(frozen=True)
 class Options:
     nanogpt: Path | None = None  # a clone of karpathy/nanoGPT
     nanoloop: Path | None = None  # a clone of LoopedLMs/nanoLOOP
-    only: tuple[Literal["step", "moe", "segments", "generate", "trainer", "imports"], ...] = (
-        "step",
-        "moe",
-        "segments",
-        "generate",
-        "trainer",
-        "imports",
-    )
+    only: tuple[Part, ...] = get_args(Part)  # which tables to make
     rounds: int = 8  # counted rounds after one warm-up
 
 

@@ -600,7 +600,7 @@ class LoopedGPT(nn.Module):
         global memory, None in the first loop; start: position of the first token. Returns the stream, the global
         memory and one routing per layer.
         """
-        config, rope, memory, routings = self.config, None, None, []
+        config, in_gain, rope, memory, routings = self.config, self.row.in_gain, None, None, []
         if config.reinject and loop > 0:
             h = torch.lerp(h, x0, self.reinjection_gain(loop))
         if config.loop_residual is not None:
@@ -608,11 +608,9 @@ class LoopedGPT(nn.Module):
         if self.rope is not None:
             rope = self.rope[:, start : start + h.shape[1]]
         for layer, block in enumerate(self.blocks):
-            in_gain = self.row.in_gain
-            if callable(in_gain):
-                in_gain = in_gain(loop * config.n_layer + layer + 1)
+            gain = in_gain(loop * config.n_layer + layer + 1) if callable(in_gain) else in_gain
             slot = None if cache is None else cache.slot(loop, layer)
-            h, memory, routing = block(h, loop, in_gain, rope, memory, slot)
+            h, memory, routing = block(h, loop, gain, rope, memory, slot)
             routings.append(routing)
         if config.loop_end_norm:
             h = rms_norm(h)

@@ -126,8 +126,7 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
     """RMS of the stream against the loop count, both axes logarithmic, a line per rule, guides of slope 1, 1/2, 0."""
     ax = figure() if ax is None else ax
     for rule, values in rms.items():
-        colour, marker = RULE_LOOK[rule]
-        ax.plot(n_loops, values, color=colour, marker=marker, label=rule)
+        ax.plot(n_loops, values, **look(rule), label=rule)
     for slope, name in ((1, "N"), (0.5, "√N"), (0, "1")):
         ax.plot(n_loops, [n**slope for n in n_loops], color=QUIET, linestyle=":", linewidth=1)
         ax.annotate(name, (n_loops[-1], n_loops[-1] ** slope), (5, -4), textcoords="offset points", color=QUIET)
@@ -155,7 +154,7 @@ def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None =
     ):
         ax.axhline(value, color=colour, linestyle=line, label=f"{name}: {value:.2f}")
     ax.set(xlabel="visit", ylabel="norm of the gradient", xticks=range(1, len(norms) + 1), ylim=(0, 1.7 * alike))
-    ax.legend(frameon=False, loc="upper right")
+    ax.legend(loc="upper right")
     return ax
 
 
@@ -176,7 +175,7 @@ def costs(
             ring = dict(marker="o", markersize=15, markerfacecolor="none", markeredgewidth=1.5)
             ax.plot([at], [values[list(n_loops).index(at)]], color=QUIET, linestyle="none", **ring)
     ax.set(xlabel="loops N", ylabel="times 1 block, 1 loop", xticks=list(n_loops), title=title)
-    ax.legend(frameon=False, loc="upper left")
+    ax.legend(loc="upper left")
     return ax
 
 
