@@ -34,7 +34,16 @@ RULE_LOOK = {
     "sqrt": ("#d68910", "s"),
     "inverse": ("#1f5fa8", "^"),
     "factored": ("#1e8449", "D"),
+    "sqrt_depth": ("#8d6e63", "v"),
+    "loom": ("#6c3483", "P"),
+    "depth_mup": ("#0e8277", "<"),
+    "completep": ("#5d6d7e", ">"),
+    "layernorm_scaling": ("#ad1457", "X"),
+    "rezero": ("#7f8c1a", "*"),
+    "deepnorm": ("#e07a5f", "p"),
+    "deeploop": ("#3949ab", "h"),
 }
+OWN_LOOK = ("#000000", "d")  # of a rule that the reader added
 # The same for one matrix used in every visit and a new one for each.
 TYING_LOOK = {"tied": ("#6c3483", "o", "-"), "untied": ("#0e8277", "s", "--")}
 LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
@@ -180,10 +189,10 @@ def costs(
 
 
 def look(name: str) -> dict[str, str]:
-    """Line options of a rule or of "tied" and "untied"."""
+    """Line options of a rule, of one that the table above does not know, or of "tied" and "untied"."""
     if name in TYING_LOOK:
         return dict(zip(("color", "marker", "linestyle"), TYING_LOOK[name], strict=True))
-    return dict(zip(("color", "marker"), RULE_LOOK[name], strict=True))
+    return dict(zip(("color", "marker"), RULE_LOOK.get(name, OWN_LOOK), strict=True))
 
 
 @in_style
