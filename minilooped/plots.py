@@ -316,7 +316,7 @@ def exponent_plane(points: Mapping[str, tuple[float, float]], *, ax: Axes | None
         ax.plot(*point, **look(name), linestyle="none", markersize=size, markeredgecolor="white", zorder=3)
         names.append(name)
     for point, names in there.items():
-        ax.annotate("\n".join(names), point, (0, 11), textcoords="offset points", ha="center", zorder=4)
+        ax.annotate("\n".join(names), point, (0, 12), textcoords="offset points", ha="center", zorder=4)
     ax.annotate("nothing grows", (right - 0.03, top - 0.05), ha="right", va="top", color=QUIET)
     ax.set(xlabel="a, the exponent of 1/N", ylabel="b, the exponent of 1/L", xlim=(-0.25, right), ylim=(-0.15, top))
     return ax
