@@ -467,7 +467,8 @@ def test_planes_draws_its_numbers_with_blocks_upwards_and_loops_to_the_right():
     left, right = plots.planes(values, (1, 8), (1, 2, 4), title="both")
     (image,) = left.images
     assert image.get_array().tolist() == [[0, 1, 5], [-2, -5, -5]] and image.origin == "lower"
-    assert [t.get_text() for t in left.texts] == ["1.00", "2.00", "64", "0.25", "0", "0.004"]
+    written = {t.get_position(): t.get_text() for t in left.texts}  # by (N, L), as indices
+    assert written == {(0, 0): "1.00", (1, 0): "2.00", (2, 0): "64", (0, 1): "0.25", (1, 1): "0", (2, 1): "0.004"}
     assert [t.get_text() for t in left.get_xticklabels()] == ["1", "2", "4"]
     assert [t.get_text() for t in left.get_yticklabels()] == ["1", "8"]
     assert (left.get_title(), right.get_title(), left.figure.get_suptitle()) == ("a", "b", "both")
@@ -479,6 +480,7 @@ def test_exponent_plane_names_each_point_once_and_shows_points_far_out():
     ax = plots.exponent_plane(points)
     drawn = [line for line in ax.lines if line.get_marker() in ("o", "D", "P", "d")]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in drawn] == list(points.values())
+    assert drawn[1].get_markersize() > drawn[2].get_markersize()  # so that both are seen
     assert [t.get_text() for t in ax.texts] == ["none", "factored\nloom", "own", "nothing grows"]
     assert ax.get_xlim()[1] > 2 and ax.get_xlabel() and ax.get_ylabel()
 
