@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import ipywidgets
 
-from . import plots, toy
+from . import plots, probes, toy
+from .model import RULES, LoopedConfig
 from .probes import Cost, Dial
 from .sweep import Losses, best, curve, shift
 
@@ -176,4 +177,30 @@ def lr_sweep_browser(losses: Losses) -> ipywidgets.VBox:
         draw,
         rule=ipywidgets.Dropdown(options=rules, description="rule"),
         model=ipywidgets.SelectionSlider(options=named, value=shared[-1], description="blocks x loops"),
+    )
+
+
+PLANE = (1, 4, 16)  # counts of blocks and of loops: few, so that a move is quick, and far apart, so that growth shows
+
+
+def draw_rule_plane(rule: str = "factored", l_ref: int = 1) -> None:
+    """How far a rule lets an untrained model's stream grow, and how far it moves at all, over blocks and loops."""
+    config = LoopedConfig(
+        vocab_size=64, block_size=16, n_head=2, n_embd=64, init_std=64**-0.5, embed_norm=True, rule=rule, l_ref=l_ref
+    )
+    plane = probes.growth_plane(config, PLANE, PLANE)
+    title = f"{rule}: R differs by at most ×{plane.over_loops:.2f} over N, ×{plane.over_layers:.2f} over L"
+    values = {"RMS of the stream, R": plane.rms, "its distance from the start": plane.moved}
+    axes = plots.planes(values, PLANE, PLANE, title=title)
+    moved = f"the stream moves by {plane.moved.min():.2g} to {plane.moved.max():.2g}"
+    plots.show(axes[0], f"Untrained models over {PLANE} blocks and loops at l_ref {l_ref}. {title}; {moved}.")
+
+
+def rule_explorer() -> ipywidgets.VBox:
+    """Which rule is flat where: any row of RULES, the reader's own too, over blocks and loops: `draw_rule_plane`."""
+    return explorer(
+        draw_rule_plane,
+        height="400px",
+        rule=ipywidgets.Dropdown(options=list(RULES), value="factored", description="rule"),
+        l_ref=ipywidgets.SelectionSlider(options=(1, 2, 4, 8), value=1, description="reference depth l_ref"),
     )
