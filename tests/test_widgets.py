@@ -467,13 +467,13 @@ def test_stream_by_visit_draws_its_arrays():
 
 def test_six_panels_draws_a_line_per_step_on_one_scale():
     values = np.array([[[1.0, 2.0], [4.0, 8.0]], [[4.0, 8.0], [4.0, 2.0]]])  # (seeds, depths, steps + 1)
-    rows = {"untied": {"none": values, "sqrt_depth": 2 * values}, "tied": {"none": 3 * values, "sqrt": 4 * values}}
+    rows = {"untied": {"none": values, "sqrt_depth": 2 * values}, "tied": {"none": 3 * values, "sqrt": 40 * values}}
     axes = plots.six_panels([1, 16], rows, title="t")
     assert [[ax.get_title() for ax in row] for row in axes] == [
         ["untied, none", "untied, sqrt_depth"],
         ["tied, none", "tied, sqrt"],
     ]
-    for ax, factor in zip(axes.flat, (1, 2, 3, 4), strict=True):
+    for ax, factor in zip(axes.flat, (1, 2, 3, 40), strict=True):
         before, after, *guides = ax.lines
         np.testing.assert_allclose(before.get_xydata(), [[1, 2 * factor], [16, 4 * factor]])
         np.testing.assert_allclose(after.get_xydata(), [[1, 4 * factor], [16, 4 * factor]])
