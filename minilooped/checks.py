@@ -406,3 +406,65 @@ def fixup_gain(answer: Callable[[int, int], float]) -> None:
         if not compare(f"{name} at L={n_layer}, N={n_loop}", answer(n_layer, n_loop), expected):
             return
     passed(name)
+
+
+# -- chapter 5 ---------------------------------------------------------------------------------------------------------
+
+
+@exercise
+def carried_lr(answer: Callable[[float, int, float], float]) -> None:
+    """Exercise: the learning rate at N loops that keeps eta * eps * N of one loop."""
+    name = "carried_lr"
+    for lr, n_loop, alpha in ((0.01, 8, 0.0), (0.02, 16, 0.5), (0.01, 64, 1.0), (0.005, 1, 0.25)):
+        eps = n_loop**-alpha
+        if not compare(
+            f"{name} of {lr:g} at N={n_loop}, alpha={alpha:g}", answer(lr, n_loop, alpha), lr / (eps * n_loop)
+        ):
+            return
+    passed(name)
+
+
+@exercise
+def coherence(answer: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+    """Exercise: how much of a step acts on what the matrix has seen."""
+    name = "coherence"
+    for N, d, eta in ((1, 4, 0.1), (5, 8, 1e-3), (16, 3, 2.0)):
+        dW, u = eta * torch.randn(d, d, dtype=torch.float64), torch.rand(N, d, dtype=torch.float64)
+        acts = sum((dW @ one for one in u), torch.zeros(d, dtype=torch.float64))
+        expected = torch.linalg.vector_norm(acts) / (eta * torch.linalg.vector_norm(u.sum(0)))
+        if not compare(f"{name} at N={N}, d={d}, eta={eta:g}", answer(dW, u, eta), expected):
+            return
+    passed(name)
+
+
+@exercise
+def octaves(answer: Callable[[list[float], Tensor, Tensor], float]) -> None:
+    """Exercise: how far the best learning rate moves between two models of a sweep."""
+    name = "octaves"
+    lrs = [2.0**k for k in range(-9, -2)]
+    position = torch.tensor(lrs).log2().double()
+    for seeds, before, after in ((1, -6.0, -6.0), (2, -5.2, -6.9), (4, -6.7, -4.4)):
+        private = 0.2 * torch.randn(2, seeds, 1).double()  # each seed's own optimum lies a little elsewhere
+        private -= private.mean(1, keepdim=True)
+        small, large = (
+            1 + 3 * (position - best - own) ** 2 for best, own in zip((before, after), private, strict=True)
+        )
+        if not compare(f"{name} for {seeds} seeds", answer(lrs, small, large), after - before):
+            return
+    passed(name)
+
+
+@exercise
+def direct_and_passed_on(answer: Callable[[Tensor, Tensor, Tensor, int, float], Tensor]) -> None:
+    """Exercise: what a step does to the output in each visit, and what the visits before it pass on."""
+    name = "direct_and_passed_on"
+    phi = toy.BRANCHES["pre_norm"]
+    for N, d, eps in ((1, 4, 1.0), (3, 6, 0.5), (8, 16, 0.125)):
+        W, dW = torch.randn(2, d, d, dtype=torch.float64) * torch.tensor([1.0, 0.1])[:, None, None] / d**0.5
+        h0 = torch.randn(d, dtype=torch.float64)
+        before, after = (toy.recursion(w[None, None], h0[None], N, eps).h[0] for w in (W, W + dW))  # (N + 1, d) each
+        direct = eps * (phi(after[:-1]) @ dW.T).sum(0)
+        expected = torch.stack([direct, after[-1] - before[-1] - direct])
+        if not compare(f"{name} at N={N}, d={d}, eps={eps:g}", answer(W, dW, h0, N, eps), expected):
+            return
+    passed(name)
