@@ -302,10 +302,13 @@ def lr_curves(
     ax.set_xscale("log", base=2)
     ax.minorticks_off()
     ax.set_xticks(lrs, [f"{1000 * lr:g}" for lr in lrs])
-    ax.set(xlabel="learning rate, thousandths", ylabel="loss", title=title)
+    ax.set(xlabel="learning rate, thousandths", ylabel="loss")
+    ax.set_title(title, fontsize=11)
     ax.legend()
+    return ax
 
 
+@in_style
 def planes(
     values: Mapping[str, np.ndarray], n_layers: Sequence[int], n_loops: Sequence[int], *, title: str = "",
     axes: Sequence[Axes] | None = None,

@@ -179,7 +179,7 @@ def sweep(
         done[trial] = task(trial)
         if path is not None:
             with open(path, "a", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerow([*asdict(trial).values(), done[trial]])
+                csv.writer(file, lineterminator="\n").writerow([*asdict(trial).values(), done[trial]])
     return {trial: done[trial] for trial in trials}
 
 
@@ -206,7 +206,7 @@ def _write(path: Path, head: Mapping[str, Any], losses: Losses) -> None:
     new = path.with_name(path.name + ".new")
     with open(new, "w", encoding="utf-8", newline="") as file:
         file.write(f"# {json.dumps(head)}\n")
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
     new.replace(path)

@@ -146,10 +146,10 @@ def draw_lr_sweep(losses: Losses, rule: str, n_layer: int, n_loop: int) -> None:
     name, smallest = f"{n_layer} x {n_loop}", next(iter(curves))
     lrs, values = curves[name]
     kept = values.mean(0)[curves[smallest][1].mean(0).argmin()]  # at the smallest one's best point of the grid
+    moved = shift(losses, rule, models[0], (n_layer, n_loop))
     title = (
-        f"{rule}, {name}: best learning rate {bests[name].lr:.2g}, "
-        f"{shift(losses, rule, models[0], (n_layer, n_loop))} octaves from {smallest}\n"
-        f"lowest loss {bests[name].loss:.4g}; {kept:.4g} at the learning rate that is best for {smallest}"
+        f"{rule}, {name}: best learning rate {bests[name].lr:.2g}, moved by {moved} octaves\n"
+        f"lowest loss {bests[name].loss:.4g}; at the best learning rate of {smallest} {kept:.4g}"
     )
     ax = plots.lr_curves(
         lrs, {name: values.numpy() for name, (_, values) in curves.items()}, at=name, title=title,

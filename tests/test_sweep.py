@@ -79,6 +79,7 @@ def test_file_is_tidy_and_says_where_it_comes_from(tmp_path):
     path = tmp_path / "sweep.csv"
     trials = grid(["a rule, with a comma"], [1], [1], [0.1], [0, 1])
     sweep(trials, Parabola(), path, made_by="python benchmarks/mine.py")
+    assert b"\r" not in path.read_bytes()
     head, *lines = path.read_text(encoding="utf-8").splitlines()
     about = json.loads(head.removeprefix("# "))
     assert about["made_by"] == "python benchmarks/mine.py"
