@@ -145,3 +145,27 @@ def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[T
     choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
     loads = torch.stack([visit.load for visit in visits])  # (N * L, E)
     return choices.view(-1, config.n_layer, *idx.shape, config.top_k), loads.view(-1, config.n_layer, config.n_expert)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether loops choose the same experts
+
+
+def load_cosine(loads: Tensor) -> Tensor:
+    """Cosine of the expert loads of every two loops, loads (N, L, E) -> (N, N, L).
+
+    A weak measure: balanced loads are all alike, so that two random routers come close to 1. See `expert_overlap`.
+    """
+    unit = torch.nn.functional.normalize(loads.double(), dim=-1)
+    return torch.einsum("nle,mle->nml", unit, unit)
+
+
+def expert_overlap(choices: Tensor, n_expert: int) -> Tensor:
+    """Share of a token's k experts that two loops have in common, mean over tokens. (N, L, B, T, k) -> (N, N, L)
+
+    1 on the diagonal. Two routers that know nothing of each other have k / n_expert in common, if both are balanced.
+    """
+    N, L, *_, k = choices.shape
+    chosen = torch.zeros(N, L, choices[0, 0, ..., 0].numel(), n_expert, dtype=torch.float64, device=choices.device)
+    chosen.scatter_(-1, choices.reshape(N, L, -1, k), 1.0)  # (N, L, B * T, E), a one for each chosen expert
+    return torch.einsum("nlse,mlse->nml", chosen, chosen) / (chosen.shape[2] * k)
