@@ -249,8 +249,8 @@ def post_norm_change(
     """RMS of the change of x_R, in units of eta, under one step on the weights of R = `n_loop` post-norm visits, (S,).
 
     A visit is x <- Norm(alpha x + W_2 relu(W_1 x)) with alpha = (2R)^p, and both matrices start at beta = (8R)^-p times
-    N(0, 1/d): one block of DeepNorm for p = 1/4, of DeepLoop (arXiv 2607.13491, section 2.1) for p = 1/2. Tied, all
-    visits share one pair of matrices; untied, each has its own. The step descends a random linear function of x_R:
+    N(0, 1/d): one block of DeepNorm for p = 1/4, of DeepLoop (arXiv 2607.13491) for p = 1/2. Tied, all visits share
+    one pair of matrices; untied, each has its own. The step descends a random linear function of x_R:
     eta times its gradient or, sign-like as Adam's, eta / sqrt(d) in every entry. eta is so small that the change is
     linear in it. Raises ValueError for less than one loop.
     """

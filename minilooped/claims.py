@@ -1,0 +1,808 @@
+"""Every checkable statement of the papers, the function that measures it here, and what came out.
+
+    minilooped claims                                    # those that take seconds
+    minilooped claims P1-b P2-c                          # these
+    minilooped claims --tier minutes --out data/results  # keep the results: claims.json, and the page claims.md
+
+A claim says in advance in which band each of its quantities has to lie; its verdict follows from the measurement by
+`verdict` and is never written by hand. What a small model cannot show is "not visible at this scale", which is not the
+same as "contradicted here". To add a claim, add an entry to CLAIMS; to measure one that is listed, give it `measure`
+and a band for each quantity that this returns.
+
+[1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524. [2] DeepLoop, arXiv 2607.13491. [3] LOOM, Looping
+Beyond Twice, arXiv 2610.01153. Letters as in model.py: L blocks, N loops, D = L * N; the papers' own differ.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import probes, toy
+from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
+
+Tier = Literal["seconds", "minutes", "gpu"]
+Verdict = Literal[
+    "holds here", "not visible at this scale", "contradicted here", "needs a GPU", "not yet measured"
+]  # fmt: skip
+
+
+class Measured(NamedTuple):
+    """A number and the interval that its uncertainty spans; a number without any is its own interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.value:.0f}" if 1000 <= abs(self.value) < 1e6 else f"{self.value:.4g}"
+        digits = 2 if abs(self.value) < 100 else 0
+        value, low, high = (f"{round(x, digits) + 0.0:.{digits}f}" for x in self)  # no "-0.00"
+        return f"{value} ({low} to {high})"
+
+
+class Band(NamedTuple):
+    """Where a quantity has to lie for its claim to hold, and, if it can, where it lies if there is no effect to see."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    null: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"exactly {self.low:g}"
+        if self.low == -math.inf:
+            return f"at most {self.high:g}"
+        return f"at least {self.low:g}" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, in our words, and how it is tested here."""
+
+    id: str  # the paper, then a letter or a name; "-model": the statement of the same letter on a real model
+    statement: str
+    source: str  # section, theorem, figure or table of the paper
+    published: str  # the value that the paper gives
+    tier: Tier  # what the measurement takes: seconds or minutes of one CPU thread, or a GPU
+    scale: str = ""  # what it is measured on here
+    band: Mapping[str, Band] | None = None  # for each quantity by its name
+    measure: Callable[[], Mapping[str, Measured]] | None = None  # returns a value for each of them; None: not yet
+    note: str = ""  # what the reader should know about the difference between there and here
+
+
+def verdict(claim: Claim, measured: Mapping[str, Measured] | None) -> Verdict:
+    """What the measurement says about the claim: the worst of its quantities decides.
+
+    A quantity whose whole interval lies in its band holds. One that lies outside contradicts, unless it overlaps the
+    band's `null`, where it would be without any effect. One that straddles the edge is too uncertain to say.
+    """
+    if measured is None:
+        return "needs a GPU" if claim.tier == "gpu" else "not yet measured"
+    found = set()
+    for name, band in claim.band.items():
+        _, low, high = measured[name]
+        if band.low <= low and high <= band.high:
+            found.add("holds here")
+        elif low <= band.high and band.low <= high or band.null and low <= band.null[1] and band.null[0] <= high:
+            found.add("not visible at this scale")
+        else:
+            found.add("contradicted here")  # NaN too
+    return next(v for v in ("contradicted here", "not visible at this scale", "holds here") if v in found)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From values to measurements
+
+
+def exactly(value: float) -> Measured:
+    """A number without uncertainty."""
+    return Measured(float(value), float(value), float(value))
+
+
+def over_seeds(values: Tensor) -> Measured:
+    """Mean of the values (S,), two standard errors to either side."""
+    error = 2 * values.std().item() / math.sqrt(len(values))
+    return Measured(values.mean().item(), values.mean().item() - error, values.mean().item() + error)
+
+
+def slope(x: Sequence[float], values: Tensor) -> Measured:
+    """Exponent of values (S, K) as a power of the K numbers x, with its band over seeds: `toy.fit_exponent`."""
+    fit = toy.fit_exponent(x, values)
+    return Measured(fit.slope, fit.low, fit.high)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [1] in its own toy. What it says about layers and loops are slopes on log-log axes over these depths.
+
+DEPTHS = (8, 16, 32, 64)
+EPS = {"ε = 1": 0.0, "ε = 1/√N": 0.5, "ε = 1/N": 1.0}  # the alpha of eps = N^-alpha
+TOY = "toy: one normalised ReLU branch, d = 256, 8 seeds, 8 to 64 visits"
+FLAT, ROOT, LINEAR = Band(-0.1, 0.1), Band(0.4, 0.6, null=(-0.1, 0.1)), Band(0.9, 1.1, null=(-0.1, 0.1))
+
+
+def identity() -> dict[str, Measured]:
+    """R_N^2 against R_0^2 + B + C."""
+    worst = 0.0
+    for branch in toy.BRANCHES:
+        for run in toy.growth((64,), 0.5, tied=True, branch=branch):
+            total = run.norms[:, -1] ** 2
+            worst = max(worst, ((sum(toy.decompose(run)) - total) / total).abs().max().item())
+    return {"largest relative error": exactly(worst)}
+
+
+def theorem1() -> dict[str, Measured]:
+    """Share of the runs whose sum and whose norm lie within the theorem's bounds."""
+    inside = []
+    for branch in ("relu", "pre_norm"):
+        for alpha in EPS.values():
+            for run in toy.growth((4, 16, 64), alpha, tied=True, branch=branch):
+                bounds, total, end = toy.theorem1(run), run.sum_of_squares.sqrt(), run.norms[:, -1]
+                inside.append((bounds.sum_low <= total) & (total <= bounds.sum_high))
+                inside.append((bounds.norm_low <= end) & (end <= bounds.norm_high))
+    return {"share within the bounds": exactly(torch.cat(inside).double().mean())}
+
+
+def sum_law() -> dict[str, Measured]:
+    """Slopes of ||sum of the increments||^2 at an eps that keeps the stream bounded."""
+    tied, untied = toy.growth(DEPTHS, 1.0, tied=True, branch="relu"), toy.growth(DEPTHS, 0.5, tied=False, branch="relu")
+    return {"tied": slope(DEPTHS, toy.sums_of_squares(tied)), "untied": slope(DEPTHS, toy.sums_of_squares(untied))}
+
+
+def toy_growth(tied: bool, eps: Sequence[str]) -> dict[str, Measured]:
+    """Slopes of R_N."""
+    return {name: slope(DEPTHS, toy.final_norms(toy.growth(DEPTHS, EPS[name], tied=tied))) for name in eps}
+
+
+def untied_exponential() -> dict[str, Measured]:
+    """log R^2 of the raw recursion, over 32 log(1 + eps^2 / 2), which follows from E ||relu(h)||^2 = ||h||^2 / 2."""
+    found = {}
+    for alpha in (0.0, 0.25, 0.5):
+        eps = 32**-alpha
+        mean_square = toy.untied(32, eps, "relu", seeds=256).norms[:, -1].square().mean().item()
+        found[f"ε = L^-{alpha:g}"] = exactly(math.log(mean_square) / (32 * math.log(1 + eps**2 / 2)))
+    return found
+
+
+def toy_cosines() -> dict[str, Measured]:
+    """Cosines between the 64 increments of an unscaled run."""
+    (tied,), (untied,) = (toy.growth((64,), 0.0, tied=tied) for tied in (True, False))
+    pairs = ~torch.eye(64, dtype=torch.bool)
+    tied, untied = toy.cosines(tied)[:, pairs], toy.cosines(untied)[:, pairs]  # (S, pairs) each
+    return {
+        "tied: smallest": exactly(tied.min()),
+        "tied: mean": over_seeds(tied.mean(1)),
+        "untied: mean": over_seeds(untied.mean(1)),
+        "untied: RMS over the 1/√d of chance": over_seeds(toy.rms(untied) * 256**0.5),
+    }
+
+
+def toy_output_change(eta: Callable[[int, float], float]) -> dict[str, Measured]:
+    """Slopes in N of the change of h_N under a sign-like step of size eta(N, alpha)."""
+    weights, h0 = toy.draw()
+    found = {}
+    for name, alpha in EPS.items():
+        change = [toy.output_change(weights, h0, n, n**-alpha, eta(n, alpha)) for n in DEPTHS]
+        found[name] = slope(DEPTHS, torch.stack(change, 1))
+    return found
+
+
+def theorem2() -> dict[str, Measured]:
+    """The change is linear in the step, and eta = N^(alpha - 1) keeps it as it is."""
+    weights, h0 = toy.draw()
+    etas = (1e-4, 3e-4, 1e-3)
+    change = torch.stack([toy.output_change(weights, h0, 16, 1 / 16, eta) for eta in etas], 1)
+    kept = toy_output_change(lambda n, alpha: 1e-3 * n ** (alpha - 1))
+    return {"slope in η": slope(etas, change)} | {f"slope in N, η ∝ 1/(εN), {name}": kept[name] for name in EPS}
+
+
+def theorem3() -> dict[str, Measured]:
+    """Largest over smallest R on a grid of L layers and N loops, and what half a rule costs."""
+    norms = {}
+    for L in (1, 4, 16):
+        weights, h0 = toy.draw(L, d=128)
+        for N in (1, 4, 16):
+            for rule, eps in (("factored", 1 / (N * L**0.5)), ("1/N", 1 / N), ("1/√(NL)", (N * L) ** -0.5)):
+                norms[rule, N, L] = toy.recursion(weights, h0, N, eps).norms[:, -1].mean().item()
+    factored = [value for (rule, *_), value in norms.items() if rule == "factored"]
+    return {
+        "1/(N√L): largest over smallest": exactly(max(factored) / min(factored)),
+        "1/N: L = 16 over L = 1": exactly(norms["1/N", 4, 16] / norms["1/N", 4, 1]),
+        "1/√(NL): N = 16 over N = 1": exactly(norms["1/√(NL)", 16, 4] / norms["1/√(NL)", 1, 4]),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [1] on a real model, small: Llama's block, embedding normed so that R_0 = 1, initial std 1/sqrt(width)
+
+SMALL = LoopedConfig(vocab_size=64, block_size=32, n_layer=1, n_head=4, n_embd=64, init_std=1 / 8, embed_norm=True)
+
+
+def rescaled(rule: str, n_layer: int, n_loop: int) -> LoopedConfig:
+    return replace(SMALL, rule=rule, n_layer=n_layer, n_loop=n_loop)
+
+
+def untrained_growth(configs: Sequence[LoopedConfig]) -> Tensor:
+    """RMS of the stream after the last loop of untrained models, (S, K) for K configs."""
+    return torch.tensor([
+        [probes.norm_growth(c, [c.rule], [c.n_loop], seeds=[seed])[c.rule][0] for c in configs] for seed in range(3)
+    ])  # fmt: skip
+
+
+def layernorm_scaling() -> dict[str, Measured]:
+    """Slopes of an untrained model's stream."""
+    rule = "layernorm_scaling"
+    return {
+        "untied: slope in L": slope(DEPTHS, untrained_growth([rescaled(rule, n, 1) for n in DEPTHS])),
+        "tied: slope in N": slope(DEPTHS, untrained_growth([rescaled(rule, 1, n) for n in DEPTHS])),
+    }
+
+
+def rule_identities() -> dict[str, Measured]:
+    """Largest difference between rows that should be one."""
+
+    def numbers(config: LoopedConfig) -> Tensor:
+        row = config.row
+        return torch.tensor([row.skip, row.branch, row.init_gain, row.lr_factor, row.eps_factor], dtype=torch.float64)
+
+    def apart(*pairs: tuple[LoopedConfig, LoopedConfig]) -> Measured:
+        return exactly(max((numbers(a) - numbers(b)).abs().max().item() for a, b in pairs))
+
+    layers = (1, 3, 12, 48)
+    return {
+        "factored and Depth-μP": apart(*((rescaled("factored", L, 1), rescaled("depth_mup", L, 1)) for L in layers)),
+        "N = 1: none, sqrt and inverse": apart(
+            *((rescaled("none", L, 1), rescaled(rule, L, 1)) for L in layers for rule in ("sqrt", "inverse"))
+        ),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [2]
+
+SHAPES = ((2, 1), (2, 8), (4, 3), (12, 7), (24, 7))  # K blocks and R rounds
+
+
+def alpha_beta(expected: Mapping[str, Callable[[float, float, int, int], float]]) -> dict[str, Measured]:
+    """Largest relative error of what a function of (alpha, beta, K, R) should be 1 for, per rule."""
+    found = {}
+    for rule, of in expected.items():
+        rows = {(K, R): RULES[rule](rescaled(rule, K, R)) for K, R in SHAPES}
+        found[rule] = exactly(max(abs(of(row.skip, row.init_gain, K, R) - 1) for (K, R), row in rows.items()))
+    return found
+
+
+def skip_is_inverse_branch() -> dict[str, Measured]:
+    """Slope in alpha of what RMSNorm(alpha x + z) leaves of x + (z - <x, z> x) / alpha."""
+    alphas, generator = (8, 32, 128, 512), torch.Generator().manual_seed(0)
+    x, z = toy.normalize(torch.randn(2, 8, 256, generator=generator, dtype=torch.float64))  # (S, d) each
+    tangent = z - (x * z).mean(-1, keepdim=True) * x
+    left = [toy.rms(toy.normalize(alpha * x + z) - x - tangent / alpha) for alpha in alphas]
+    return {"slope of the remainder": slope(alphas, torch.stack(left, 1))}
+
+
+def exponent_rule(sign_like: bool) -> dict[str, Measured]:
+    """Slopes in R of the change after one step."""
+    found = {}
+    for tied, name in ((True, "tied"), (False, "untied")):
+        for p, label in ((1 / 4, "1/4"), (3 / 8, "3/8"), (1 / 2, "1/2")):
+            change = [toy.post_norm_change(n, p, tied=tied, sign_like=sign_like, seeds=4) for n in DEPTHS]
+            found[f"{name}, p = {label}"] = slope(DEPTHS, torch.stack(change, 1))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [3]
+
+# The naive loop: experts whose output is normed, nothing scaled. 10 blocks, as LOOM's smaller setting.
+NAIVE = replace(
+    SMALL, rule="none", n_layer=10, n_expert=8, top_k=2, mlp="gelu", n_inner=64, gate="sigmoid", moe_out_norm=True
+)
+# A few numbers small enough to see, with every part of LOOM.
+LOOM = replace(
+    NAIVE,
+    rule="loom",
+    n_layer=2,
+    n_loop=9,
+    tie_embeddings=False,
+    reinject=True,
+    loop_residual=0.5,
+    loop_end_norm=True,
+    router="per_loop",
+)
+H = (1, 3, 6, 9, 12)
+
+
+def variances(config: LoopedConfig) -> Tensor:
+    """Mean square of the stream after the last block of the last loop, over H, (S, 5), untrained."""
+    return untrained_growth([replace(config, n_loop=n) for n in H]) ** 2
+
+
+def blow_up() -> dict[str, Measured]:
+    """Growth of the activation variance with the loops."""
+    unscaled, scaled = variances(NAIVE), variances(replace(NAIVE, rule="loom"))
+    return {
+        "unscaled: slope in H": slope(H[1:], unscaled[:, 1:]),
+        "unscaled: H = 12 over H = 1": over_seeds(unscaled[:, -1] / unscaled[:, 0]),
+        "scaled by γ: H = 12 over H = 1": over_seeds(scaled[:, -1] / scaled[:, 0]),
+    }
+
+
+def blow_up_past_1000() -> dict[str, Measured]:
+    """The variance itself."""
+    return {f"H = {h}": over_seeds(values) for h, values in zip(H[2:], variances(NAIVE).T[2:], strict=True)}
+
+
+def gamma() -> dict[str, Measured]:
+    """LOOM's scale, at its smaller setting, and beside [1]'s."""
+    at = partial(rescaled, n_layer=10, n_loop=9)
+    pairs = [(L, N) for L in (1, 10, 15) for N in (1, 9, 12)]
+    apart = [
+        rescaled("loom", L, N).row.branch / replace(rescaled("factored", L, N), lam=0.5).row.branch for L, N in pairs
+    ]
+    return {
+        "γ at M = 10, H = 9": exactly(at("loom").row.branch),
+        "γ over λ/(N√L) at λ = 1/2": exactly(max(apart, key=lambda ratio: abs(ratio - 1))),
+    }
+
+
+def reinjection() -> dict[str, Measured]:
+    """g_t of a stack of 10 blocks, t = 1..12."""
+    model = LoopedGPT(replace(NAIVE, rule="loom", reinject=True))
+    g = [model.reinjection_gain(loop) for loop in range(12)]
+    return {"t = 1": exactly(g[0]), "t = 2": exactly(g[1]), "t = 9": exactly(g[8]), "t = 12": exactly(g[11])}
+
+
+def looping_residual() -> dict[str, Measured]:
+    """The memory against its closed form, and what it makes of a constant."""
+    generator, beta, m = torch.Generator().manual_seed(0), 0.5, 9
+    writes = torch.randn(m, 4, 8, generator=generator, dtype=torch.float64)
+    ema = EMA.empty(writes[0])
+    for o in writes:
+        ema = ema.write(o, beta)
+    weights = beta ** torch.arange(m - 1.0, -1.0, -1.0, dtype=torch.float64) * (1 - beta) / (1 - beta**m)  # (m,)
+    error = (ema.read() - torch.einsum("m,mbc->bc", weights, writes)).abs().max().item()
+    doubled, o = 0.0, writes[0]
+    for decay in (0.0, 0.5, 0.9):
+        memory = Memory(EMA.empty(o), EMA.empty(o))
+        for _ in range(m):
+            update, memory = memory.carry(o, decay)
+            doubled = max(doubled, (update - 2 * o).abs().max().item())
+    return {"error of the closed form": exactly(error), "constant o: update less 2o": exactly(doubled)}
+
+
+def routers_at_init() -> dict[str, Measured]:
+    """What the routers of all loops make of the same tokens."""
+    torch.manual_seed(0)
+    router = LoopedGPT(LOOM).blocks[0].mlp.router
+    tokens = torch.randn(64, LOOM.n_embd)
+    with torch.no_grad():
+        visits = [router(tokens, loop) for loop in range(LOOM.n_loop)]
+    apart = max((visit.weight - visits[0].weight).abs().max().item() for visit in visits)
+    same = min((visit.choice == visits[0].choice).double().mean().item() for visit in visits)
+    return {
+        "routers a layer": exactly(len(router.weight)),
+        "same choices": exactly(same),
+        "difference of the weights": exactly(apart),
+    }
+
+
+def chance_of_agreement() -> dict[str, Measured]:
+    """Similarity of what 9 independent random routers do with the same 8,192 tokens: 30 experts, 6 for a token."""
+    torch.manual_seed(0)
+    router = Router(LoopedConfig(n_embd=256, n_head=4, n_loop=9, n_expert=30, top_k=6, router="per_loop"))
+    torch.nn.init.normal_(router.weight)
+    tokens = torch.randn(8192, 256)
+    with torch.no_grad():
+        visits = [router(tokens, loop) for loop in range(9)]
+    choices = torch.stack([visit.choice for visit in visits])[:, None, None]  # (N, 1, 1, B * T, k)
+    loads = torch.stack([visit.load for visit in visits])[:, None]  # (N, 1, E)
+    pairs = ~torch.eye(9, dtype=torch.bool)
+    return {
+        "cosine of loads: smallest": exactly(probes.load_cosine(loads)[pairs].min()),
+        "cosine of loads: mean": exactly(probes.load_cosine(loads)[pairs].mean()),
+        "overlap of choices: mean": exactly(probes.expert_overlap(choices, 30)[pairs].mean()),
+    }
+
+
+def tokens_for(config: LoopedConfig) -> Tensor:
+    """Inputs and targets, (2, B, T)."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(config.vocab_size, (2, 2, config.block_size), generator=generator)
+
+
+def backward(config: LoopedConfig, losses: Callable[[LoopedGPT], Iterator[Tensor]]) -> tuple[LoopedGPT, list[Tensor]]:
+    """An untrained model after the backward passes of its losses, and these."""
+    torch.manual_seed(0)
+    model = LoopedGPT(config)
+    found = []
+    for loss in losses(model):
+        loss.backward()
+        found.append(loss.detach())
+    return model, found
+
+
+def segments_are_backprop() -> dict[str, Measured]:
+    """Losses and gradients of one segment that holds all loops, against ordinary backprop."""
+    idx, targets = tokens_for(LOOM)
+    ordinary, (loss,) = backward(LOOM, lambda model: iter([model(idx, targets)[1]]))
+    worst = 0.0
+    for length in (LOOM.n_loop, LOOM.n_loop + 3):
+        config = replace(LOOM, segment=length)
+        model, losses = backward(config, lambda model: model.segment_losses(idx, targets))
+        worst = max(worst, abs(sum(losses) - loss).item())
+        for a, b in zip(model.parameters(), ordinary.parameters(), strict=True):
+            worst = max(worst, (a.grad - b.grad).abs().max().item())
+    return {"largest difference": exactly(worst)}
+
+
+def cuts() -> dict[str, Measured]:
+    """What a cut lets through: the gradient of the second loss on the routers of the first segment's loops."""
+    config = replace(LOOM, segment=3)
+    idx, targets = tokens_for(config)
+    torch.manual_seed(0)
+    model = LoopedGPT(config)
+    losses = []
+    for loss in model.segment_losses(idx, targets):
+        model.zero_grad()
+        loss.backward()
+        losses.append([block.mlp.router.weight.grad.abs() for block in model.blocks])  # L times (N, E, C)
+    second = torch.stack(losses[1])  # (L, N, E, C)
+    return {
+        "losses of 9 loops, 3 in a segment": exactly(len(losses)),
+        "gradient across the cut": exactly(second[:, :3].max()),
+        "gradient within the segment": exactly(second[:, 3:6].amax((0, 2, 3)).min()),
+    }
+
+
+def saved(n_loop: int, segment: int | None) -> int:
+    """Most bytes that autograd holds in one batch."""
+    config = replace(LOOM, n_loop=n_loop, segment=segment)
+    idx, targets = tokens_for(config)
+    model = LoopedGPT(config)
+
+    def run():
+        for loss in model.segment_losses(idx, targets):
+            loss.backward()
+
+    return probes.saved_bytes(run, [*model.parameters(), *model.buffers()])
+
+
+def segment_memory() -> dict[str, Measured]:
+    """Saved activations at 12 loops over those at 3."""
+    base = saved(3, None)
+    return {"K = 3": exactly(saved(12, 3) / base), "no segments": exactly(saved(12, None) / base)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The ledger
+
+EXACT, ONE, NOTHING = Band(0, 1e-12), Band(1, 1), Band(0, 0)
+SMALL_MODEL = "untrained model, d = 64, 3 seeds"
+DEEPLOOP_TOY = "toy: post-norm ReLU blocks, d = 64, 4 seeds, R = 8 to 64"
+PUBLISHED_SMALL_AND_MEDIUM = "12 and 24 layers, FineWeb-Edu, 100,000 steps"
+
+CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
+    Claim(
+        "P1-identity", "The final norm splits exactly: R_N² = R_0² + B + C, what the increments share with the start "
+        "and with each other.",
+        "section 3.2", "an identity", "seconds", "toy: four kinds of branch, d = 256, 64 visits, float64",
+        {"largest relative error": EXACT}, identity,
+    ),
+    Claim(
+        "P1-theorem1", "The sum of a tied run's increments, and with it R_N, lies between two multiples of N.",
+        "theorem 1", "‖Σr‖²/d = Θ(N²), (εcN − R_0)₊ ≤ R_N ≤ R_0 + CεN", "seconds",
+        "toy: raw and normalised ReLU branch, d = 256, 8 seeds, 4, 16 and 64 visits",
+        {"share within the bounds": ONE}, theorem1,
+        note="The bounds are wide: a factor of about 50 apart.",
+    ),
+    Claim(
+        "P1-a", "Untied layers walk at random: the stream grows like √L, and 1/√L keeps it flat.",
+        "figure 2, top", "slopes about 1/2 and 0", "seconds", TOY,
+        {"ε = 1": ROOT, "ε = 1/√N": FLAT}, partial(toy_growth, False, ("ε = 1", "ε = 1/√N")),
+        note="A normalised branch: the raw one grows exponentially, see P1-untied.",
+    ),
+    Claim(
+        "P1-b", "Loops of one layer walk a line: the stream grows like N, still like √N with 1/√N, not with 1/N.",
+        "figure 2, bottom", "slopes about 1, 1/2 and 0", "seconds", TOY,
+        {"ε = 1": LINEAR, "ε = 1/√N": ROOT, "ε = 1/N": FLAT}, partial(toy_growth, True, tuple(EPS)),
+    ),
+    Claim(
+        "P1-c", "The squared norm of the summed increments grows like N² tied and like N untied.",
+        "section 3.2", "slopes 2 and 1", "seconds",
+        "toy: raw ReLU branch, d = 256, 8 seeds, 8 to 64 visits, ε = 1/N tied, 1/√N untied",
+        {"tied": Band(1.9, 2.1, null=(0.85, 1.15)), "untied": Band(0.85, 1.15)}, sum_law,
+    ),
+    Claim(
+        "P1-d", "Unscaled increments of a loop point the same way; those of untied blocks are as good as orthogonal.",
+        "cosines of increments", "after 10 steps at d = 768: 0.027 to 0.995 tied, −0.037 to 0.034 untied", "seconds",
+        "toy: one normalised ReLU branch, d = 256, 8 seeds, 64 visits, untrained",
+        {
+            "tied: smallest": Band(0), "tied: mean": Band(0.5, 1, null=(-0.1, 0.1)), "untied: mean": Band(-0.01, 0.01),
+            "untied: RMS over the 1/√d of chance": Band(0.95, 1.05),
+        },
+        toy_cosines,
+        note="A single vector in place of the paper's many tokens, so single cosines of untied blocks spread by 1/√d.",
+    ),
+    Claim(
+        "P1-untied", "Untied and not normalised, the mean square grows like exp(c L^(1 − 2α)) for ε = L^-α: bounded "
+        "from α = 1/2 on.",
+        "section 3.2, appendix A.1", "E R² is multiplied by about 1 + cε² in each layer", "seconds",
+        "toy: raw ReLU branch, d = 256, 256 seeds, 32 layers; log R² over its prediction with c = 1/2",
+        dict.fromkeys(("ε = L^-0", "ε = L^-0.25", "ε = L^-0.5"), Band(0.95, 1.05)), untied_exponential,
+    ),
+    Claim(
+        "P1-theorem2", "One sign-like step of size η moves the output by ηεN, so that η ∝ N^(α − 1) keeps the change: "
+        "with 1/N one learning rate for all N.",
+        "theorem 2", "at most C e^M ηεN", "seconds", TOY,
+        {"slope in η": Band(0.95, 1.05)} | {f"slope in N, η ∝ 1/(εN), {name}": Band(-0.25, 0.25) for name in EPS},
+        theorem2,
+        note="An upper bound, sharp only where the step acts coherently; it does not say where an optimum moves.",
+    ),
+    Claim(
+        "P1-e", "The change after one step grows like N unscaled, like √N with 1/√N, and hardly with 1/N.",
+        "one-step output change", "about N, √N, nearly flat", "seconds", TOY + ", one random sign-like step",
+        {"ε = 1": Band(0.8, 1.3, null=(-0.1, 0.1)), "ε = 1/√N": Band(0.35, 0.7, null=(-0.1, 0.1)), "ε = 1/N": FLAT},
+        partial(toy_output_change, lambda n, alpha: 1e-3),
+        note="Unscaled it grows a little faster than N: the exponential in the bound shows.",
+    ),
+    Claim(
+        "P1-theorem3", "λ/(N√L) keeps the stream flat over layers and loops; a rule that sees only one of them, or "
+        "only their product, does not.",
+        "theorem 3", "the summed increments are O(λ² + λ⁴)", "seconds",
+        "toy: normalised ReLU branch, d = 128, 8 seeds, L and N in 1, 4, 16",
+        {
+            "1/(N√L): largest over smallest": Band(1, 1.1), "1/N: L = 16 over L = 1": Band(1.5, null=(0.9, 1.1)),
+            "1/√(NL): N = 16 over N = 1": Band(1.5, null=(0.9, 1.1)),
+        },
+        theorem3,
+    ),
+    Claim(
+        "P1-f", "At equal tuning 1/N ends at a lower loss than 1/√N.",
+        "12 layers in 8 loops", "0.025 nats, the only loss difference in the text", "minutes",
+    ),
+    Claim(
+        "P1-g", "With 1/N the best learning rate is nearly the same for every N; with 1/√N it moves.",
+        "learning-rate sweeps", "one optimum for N = 1, 2, 4, 8", "minutes",
+    ),
+    Claim(
+        "P1-h", "With 1/√(L/L_ref) on the learning rate one base value serves every L and N.",
+        "learning-rate sweeps", "L = 12, 24, 48; at L = 48, N = 8 training diverges above 2e-3", "minutes",
+    ),
+    Claim(
+        "P1-i", "Trained, the increments of early and middle loops still point the same way; the last does not.",
+        "after 20,000 steps at N = 8", "cosines mostly 0.3 to 0.6, the last near 0 or negative", "gpu",
+    ),
+    Claim(
+        "P1-j", "After training the final norm is about equal for all N.",
+        "after 20,000 steps", "equal within a group of one depth", "gpu",
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    Claim(
+        "P2-a", "Skip and init gain of one exponent p cancel to a constant: αβ = 4^-p.",
+        "definition of α and β", "1/√2 for DeepNorm, 1/2 for DeepLoop", "seconds",
+        "rows of RULES, five shapes from 2 x 1 to 24 x 7; relative error",
+        {"deepnorm": EXACT, "deeploop": EXACT},
+        partial(alpha_beta, {"deepnorm": lambda a, b, K, R: a * b * 2**0.5, "deeploop": lambda a, b, K, R: a * b * 2}),
+    ),
+    Claim(
+        "P2-b", "One visit's weight in the output, β/α, falls like 1/√N for DeepNorm and like 1/N for DeepLoop, N = KR.",
+        "definition of α and β", "1/(2√N) and 1/(4N)", "seconds",
+        "rows of RULES, five shapes from 2 x 1 to 24 x 7; relative error",
+        {"deepnorm": EXACT, "deeploop": EXACT},
+        partial(alpha_beta, {
+            "deepnorm": lambda a, b, K, R: b / a * 2 * (K * R) ** 0.5, "deeploop": lambda a, b, K, R: b / a * 4 * K * R,
+        }),
+    ),
+    Claim(
+        "P2-c", "For visits that all line up, the bound on one step's change grows with the rounds R under DeepNorm "
+        "and not under DeepLoop.",
+        "first-order bound", "M R (β/α)² = R/2 and 1/(8K), M = 2KR", "seconds",
+        "rows of RULES, five shapes from 2 x 1 to 24 x 7; relative error",
+        {"deepnorm": EXACT, "deeploop": EXACT},
+        partial(alpha_beta, {
+            "deepnorm": lambda a, b, K, R: 2 * K * R * R * (b / a) ** 2 / (R / 2),
+            "deeploop": lambda a, b, K, R: 2 * K * R * R * (b / a) ** 2 * 8 * K,
+        }),
+        note="So DeepLoop at R = 1 is not DeepNorm: its α and β differ there too. What agrees is the criterion.",
+    ),
+    Claim(
+        "P2-d", "α on the skip, inside the norm, acts like 1/α on the branch.",
+        "expansion of RMSNorm(αx + z)", "up to a remainder of order 1/α²", "seconds",
+        "d = 256, 8 seeds, α = 8 to 512", {"slope of the remainder": Band(-2.1, -1.9)}, skip_is_inverse_branch,
+    ),
+    Claim(
+        "P2-e", "One gradient step's change stays bounded from p = 1/2 on where visits share their weights, "
+        "from p = 1/4 on where they do not: p ≥ (1 + γ)/4.",
+        "exponent rule", "γ = 1 tied, 0 untied", "seconds", DEEPLOOP_TOY,
+        {
+            "tied, p = 1/4": Band(0.85, 1.15, null=(-0.1, 0.1)), "tied, p = 3/8": Band(0.4, 0.6, null=(-0.1, 0.1)),
+            "tied, p = 1/2": FLAT, "untied, p = 1/4": FLAT, "untied, p = 3/8": Band(-0.6, -0.4),
+            "untied, p = 1/2": Band(-1.1, -0.9),
+        },
+        partial(exponent_rule, False),
+    ),
+    Claim(
+        "P2-f", "The rule is about steps as large as the gradient: under a sign-like step, as Adam's, tied and untied "
+        "visits need the same p.",
+        "an assumption of the bound, turned round by us", "not tested there", "seconds", DEEPLOOP_TOY,
+        {
+            f"{tying}, p = {p}": Band(expected - 0.08, expected + 0.08)
+            for tying in ("tied", "untied") for p, expected in (("1/4", 0.5), ("3/8", 0.25), ("1/2", 0.0))
+        },
+        partial(exponent_rule, True),
+    ),
+    Claim(
+        "P2-g", "The visit alignment κ_R is about 1 for visits that have nothing in common and R for visits that agree.",
+        "definition of κ_R", "between 0 and R; not measured there", "minutes",
+    ),
+    Claim(
+        "P2-h", "Without reuse, DeepLoop costs nothing: at R = 1 it is level with pre-norm.",
+        "table of validation losses", "+0.0004 and +0.0011 nats, " + PUBLISHED_SMALL_AND_MEDIUM, "gpu",
+    ),
+    Claim(
+        "P2-i", "With reuse, DeepLoop ends at a lower loss than the looped pre-norm model.",
+        "table of validation losses", "0.0153 to 0.0278 nats at R = 3, 5, 7, " + PUBLISHED_SMALL_AND_MEDIUM, "gpu",
+        note="The baseline is an unscaled pre-norm loop, not a looped DeepNorm.",
+    ),
+    Claim(
+        "P2-j", "More rounds lower the loss, with DeepLoop and without.",
+        "table of validation losses", "small: 2.863 to 2.770 and 2.751 from R = 1 to 7", "gpu",
+    ),
+    Claim(
+        "P2-k", "The gain carries over to downstream tasks.",
+        "table of 8 tasks", "medium, no examples, R = 7: 52.95 against 53.88; not in every cell", "gpu",
+    ),
+    Claim(
+        "P2-l", "On ARC-AGI-1 a hierarchical reasoning model gains.",
+        "table of ARC-AGI-1", "31.50 against 35.50 with one vote, 50.75 against 51.50 with 1,000", "gpu",
+    ),
+    Claim(
+        "P2-m", "The larger the exponent, the more seeds train.",
+        "exponent sweep, R = 3", "0 of 5 at p = 0.30, 3 of 5 at 0.50, all from 0.55 on", "gpu",
+        note="p = 1/4 is not in the sweep, and p = 1/2 is not the smallest that always trains.",
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    Claim(
+        "P3-gamma", "The residual scale is γ = λ/(H√M), λ = 1/2: the law of [1] without a reference depth.",
+        "residual scaling", "0.01757 for M = 10 blocks in H = 9 loops", "seconds", "rows of RULES",
+        {"γ at M = 10, H = 9": Band(0.017565, 0.017575), "γ over λ/(N√L) at λ = 1/2": Band(1 - 1e-12, 1 + 1e-12)},
+        gamma,
+    ),
+    Claim(
+        "P3-injection", "Re-injection fades: g_t = λ/(t√M) from the second loop on, nothing before the first.",
+        "re-injection", "M = 10: 0.0791, 0.0176, 0.0132 at t = 2, 9, 12", "seconds", "the model's own schedule",
+        {
+            "t = 1": NOTHING, "t = 2": Band(0.07905, 0.07915), "t = 9": Band(0.01755, 0.01765),
+            "t = 12": Band(0.01315, 0.01325),
+        },
+        reinjection,
+    ),
+    Claim(
+        "P3-residual", "The looping residual is an average whose weights sum to 1, so that a constant attention output "
+        "counts exactly twice, for every β.",
+        "looping residual", "weights β^(m − j) (1 − β)/(1 − β^m)", "seconds", "9 writes, float64",
+        {"error of the closed form": EXACT, "constant o: update less 2o": EXACT}, looping_residual,
+        note="So β = 0 does not switch it off, it doubles the update.",
+    ),
+    Claim(
+        "P3-routers", "The routers of all loops start as copies: at first every loop decides alike.",
+        "per-loop routers", "copies of the first", "seconds", "2 blocks in 9 loops, 8 experts, 64 equal tokens",
+        {"routers a layer": Band(9, 9), "same choices": ONE, "difference of the weights": NOTHING}, routers_at_init,
+    ),
+    Claim(
+        "P3-segments", "Segmented backprop with one segment is ordinary backprop, bit for bit.",
+        "segmented backprop", "an identity", "seconds", "every part of LOOM, 2 blocks in 9 loops, d = 64, float32",
+        {"largest difference": NOTHING}, segments_are_backprop,
+    ),
+    Claim(
+        "P3-cut", "With 3 loops in a segment 9 loops make 3 losses, and no gradient crosses a cut.",
+        "segmented backprop", "ceil(H/K) updates a batch", "seconds", "every part of LOOM, 2 blocks in 9 loops, d = 64",
+        {
+            "losses of 9 loops, 3 in a segment": Band(3, 3), "gradient across the cut": NOTHING,
+            "gradient within the segment": Band(1e-12),
+        },
+        cuts,
+    ),
+    Claim(
+        "P3-a", "Unscaled, the activation variance of a looped mixture of experts explodes with the loops; γ stops it.",
+        "figure 3, second-hand", "above 1000 to above 2500 at H = 6, 9, 12", "seconds",
+        "10 blocks, 8 experts with normed output, no loop-end norm, " + SMALL_MODEL,
+        {
+            "unscaled: slope in H": Band(1.7, 2.3, null=(-0.2, 0.2)), "unscaled: H = 12 over H = 1": Band(50, null=(0, 2)),
+            "scaled by γ: H = 12 over H = 1": Band(0.9, 1.1),
+        },
+        blow_up,
+        note="A loop-end norm holds the carried state at 1 without any γ; where the published probe sat is not known.",
+    ),
+    Claim(
+        "P3-a-1000", "The unscaled variance is above 1000 from 6 loops on.",
+        "figure 3, second-hand", "above 1000 at H = 6, above 2500 at H = 12", "seconds",
+        "10 blocks, 8 experts with normed output, no loop-end norm, " + SMALL_MODEL,
+        {"H = 6": Band(1000, null=(0, 1000)), "H = 9": Band(1000, null=(0, 1000)), "H = 12": Band(2500, null=(0, 2500))},
+        blow_up_past_1000,
+        note="A small model before training, a large one in it: the law can be the same, the value cannot.",
+    ),
+    Claim(
+        "P3-a-spikes", "From 6 loops on an unscaled model does not recover from its loss spikes.",
+        "figure 3, second-hand", "perplexity above 1000", "minutes",
+    ),
+    Claim(
+        "P3-b", "With a shared router all loops use the same experts; a router for each loop changes that, and spreads "
+        "the load.",
+        "figure 4, left, second-hand", "cosine of loads above 0.98 at H = 9", "minutes",
+    ),
+    Claim(
+        "P3-b-chance", "A cosine of loads near 1 is no sign of it: independent random routers have that too, and their "
+        "choices overlap by chance only.",
+        "figure 4, left, turned round by us", "no chance level given", "seconds",
+        "9 independent random routers, 30 experts, 6 for a token, 8,192 random tokens of width 256",
+        {
+            "cosine of loads: smallest": Band(0.98, 1), "cosine of loads: mean": Band(0.98, 1),
+            "overlap of choices: mean": Band(0.18, 0.22),
+        },
+        chance_of_agreement,
+    ),
+    Claim(
+        "P3-c", "Without re-injection LOOM is much worse, without the looping residual a little.",
+        "table 5, second-hand, H = 9", "perplexity 18.62, 26.05, 19.25", "minutes",
+    ),
+    Claim(
+        "P3-d", "Scaling alone bounds the variance and leaves the loss above the full recipe's.",
+        "second-hand", "a curve", "minutes",
+    ),
+    Claim(
+        "P3-e", "With segments of K loops the saved activations do not grow with the loops.",
+        "figure 5, second-hand, H = 12", "memory 19.3 to 12.6 GiB in all", "seconds",
+        "every part of LOOM, 2 blocks, d = 64; bytes at 12 loops over bytes at 3",
+        {"K = 3": ONE, "no segments": Band(3, 4)}, segment_memory,
+    ),
+    Claim(
+        "P3-e-time", "Segments halve the time of training.",
+        "figure 5, second-hand, H = 12", "26.1 to 12.6 hours", "minutes",
+        note="Nothing in the method explains it: every loop still runs forwards and backwards once.",
+    ),
+    Claim(
+        "P3-f", "Segments with an update each end at a far lower loss than ordinary backprop.",
+        "table 6, second-hand, H = 9", "perplexity 81.04 without, 14.80 with", "minutes",
+    ),
+    Claim(
+        "P3-g", "The recipe holds at 12 loops.", "350M parameters, second-hand", "perplexity 14.86, accuracy 41.4 %", "gpu",
+    ),
+    Claim(
+        "P3-h", "At equal compute a looped model wins, best with 4 or 5 loops.",
+        "700M parameters, second-hand", "perplexity 18.36 to 16.54, accuracy 38.84 to 39.53 %", "gpu",
+    ),
+    Claim(
+        "P3-i", "At 1.7B parameters and 60B tokens 9 loops beat 1, and 12 are no better than 9.",
+        "1.7B parameters, second-hand", "perplexity 9.62, 7.77, 7.84 at H = 1, 9, 12", "gpu",
+    ),
+    Claim(
+        "P3-j", "A token meets many more experts over the loops than one loop shows it.",
+        "README of the official code, 1.7B parameters, H = 9", "14.6 of 30; 6 if loops repeated themselves", "gpu",
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    Claim(
+        "R-identities", "At one loop the factored rule is Depth-μP, and the rules of the loop count change nothing.",
+        "Depth-μP, arXiv 2310.02244", "identities", "seconds", "rows of RULES, 1 to 48 layers",
+        dict.fromkeys(("factored and Depth-μP", "N = 1: none, sqrt and inverse"), NOTHING), rule_identities,
+    ),
+    Claim(
+        "R-layernorm-scaling", "LayerNorm Scaling tames untied depth but not loops: tied, the stream still grows like √N.",
+        "LayerNorm Scaling, arXiv 2502.05795, turned round by us", "made for untied layers", "seconds",
+        "dense, 8 to 64 visits, " + SMALL_MODEL,
+        {"untied: slope in L": Band(-0.15, 0.15), "tied: slope in N": Band(0.4, 0.65, null=(-0.15, 0.15))},
+        layernorm_scaling,
+    ),
+)}  # fmt: skip
