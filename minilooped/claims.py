@@ -29,7 +29,6 @@ from torch import Tensor
 
 from . import probes, toy
 from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
-from .provenance import provenance
 
 Tier = Literal["seconds", "minutes", "gpu"]
 Verdict = Literal[
@@ -1009,11 +1008,12 @@ def load(folder: Path) -> Ledger:
         raise ValueError(f"{path} is not a record of claims ({error!r}): restore it, or move it away") from error
 
 
-def record(folder: Path, results: Results, made_by: str) -> None:
+def record(folder: Path, results: Results, source: dict[str, Any]) -> None:
     """Write the results into the folder: claims.json, and claims.md made from it. Of other claims they keep what is
-    known. made_by: the command, for the provenance.
+    known. source: the `provenance` of the results. Raises ValueError, and leaves the folder as it is, for a file there
+    that is no such record.
     """
-    ledger, source = load(folder), provenance(made_by)
+    ledger = load(folder)
     for id, measured in results.items():
         rounded = {name: Measured(*(float(f"{x:.6g}") for x in value)) for name, value in measured.items()}
         ledger[id] = dict(measured=rounded, provenance=source)

@@ -135,6 +135,7 @@ def claims(argv: list[str]) -> int:
     import tyro
 
     from .claims import Tier, load, record, report, select
+    from .provenance import provenance
 
     @dataclass(frozen=True)
     class Claims:
@@ -149,9 +150,10 @@ def claims(argv: list[str]) -> int:
     if asked.out is not None:
         load(asked.out)  # what cannot be kept is refused before the work, not after it
     torch.set_num_threads(1)  # the matrices are small
+    source = provenance(shlex.join(["minilooped", "claims", *argv]))  # of the code that measures, not of later edits
     results = report(chosen)
     if asked.out is not None:
-        record(asked.out, results, shlex.join(["minilooped", "claims", *argv]))
+        record(asked.out, results, source)
         print(f"Wrote {asked.out / 'claims.json'} and {asked.out / 'claims.md'}")
     return 0
 

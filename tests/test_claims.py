@@ -169,7 +169,7 @@ def test_record_keeps_the_claims_that_are_not_measured_now(tmp_path, capsys):
 
 
 def test_a_claim_that_has_changed_since_is_measured_anew(tmp_path, monkeypatch):
-    claims.record(tmp_path, {"P2-d": {"slope of the remainder": exactly(-2)}}, "by hand")
+    claims.record(tmp_path, {"P2-d": {"slope of the remainder": exactly(-2)}}, {})
     assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "holds here"
     monkeypatch.setitem(CLAIMS, "P2-d", claims.replace(CLAIMS["P2-d"], band={"another quantity": Band(0)}))
     assert claims.load(tmp_path) == {}
