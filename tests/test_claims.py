@@ -9,6 +9,7 @@ import torch
 from minilooped import claims, cli, toy
 from minilooped.claims import CLAIMS, PAPERS, Band, Claim, Measured, exactly, verdict
 from minilooped.model import RULES, LoopedGPT
+from minilooped.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "data" / "results"
@@ -169,7 +170,7 @@ def test_record_keeps_the_claims_that_are_not_measured_now(tmp_path, capsys):
 
 
 def test_a_claim_that_has_changed_since_is_measured_anew(tmp_path, monkeypatch):
-    claims.record(tmp_path, {"P2-d": {"slope of the remainder": exactly(-2)}}, {})
+    claims.record(tmp_path, {"P2-d": {"slope of the remainder": exactly(-2)}}, provenance("by hand"))
     assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "holds here"
     monkeypatch.setitem(CLAIMS, "P2-d", claims.replace(CLAIMS["P2-d"], band={"another quantity": Band(0)}))
     assert claims.load(tmp_path) == {}
@@ -201,4 +202,4 @@ def test_the_tier_chooses(capsys):
     assert {claim.tier for claim in claims.select(tier="minutes")} == {"minutes"}
     assert claims.select(["P1-b-model"]) == [CLAIMS["P1-b-model"]]
     status, out, _ = run(capsys, "--tier", "gpu")
-    assert status == 0 and out.count("needs a GPU") == len(claims.select(tier="gpu"))
+    assert status == 0 and out.count(" needs a GPU  ") == len(claims.select(tier="gpu"))
