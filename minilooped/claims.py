@@ -817,7 +817,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
     ),
     Claim(
         "P3-routers", "The routers of all loops start as copies: at first every loop decides alike.",
-        "per-loop routers", "copies of the first", "seconds", "2 blocks in 9 loops, 8 experts, the same 64 tokens for all",
+        "per-loop routers", "copies of the first", "seconds", "2 blocks in 9 loops, 8 experts, the same 64 tokens",
         {"routers a layer": Band(9, 9), "same choices": ONE, "difference of the weights": NOTHING}, routers_at_init,
     ),
     Claim(
@@ -986,7 +986,7 @@ def report(claims: Sequence[Claim]) -> Results:
     for claim in claims:
         results[claim.id] = None if claim.measure is None else claim.measure()
         print(*lines(claim, results[claim.id], width), sep="\n", flush=True)
-    print(f"\n{len(claims)} claims; {summary(results)}.")
+    print(f"\n{len(claims)} of {len(CLAIMS)} claims; {summary(results)}.")
     return {id: measured for id, measured in results.items() if measured is not None}
 
 
@@ -1044,8 +1044,8 @@ def page(ledger: Ledger) -> str:
         "band in which it has to lie; the verdict follows from the two. An interval is two standard errors over seeds "
         "to either side. It holds here if all of it lies in the band. It is not visible at this scale if it reaches "
         "into the band only in part, or to where it would be without any effect. Otherwise it is contradicted here. "
-        "A published number that needs a GPU is quoted, not reproduced; second-hand means that we know it from an account "
-        "of the paper and not from its text.",
+        "A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known here from an "
+        "account of the paper and not from its text.",
         "",
         f"{len(CLAIMS)} claims; {summary(results)}.",
         "",

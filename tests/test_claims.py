@@ -155,7 +155,7 @@ def test_a_few_claims_are_printed_and_nothing_is_written(tmp_path, monkeypatch, 
     assert status == 0 and not list(tmp_path.iterdir())
     first, *_, total = out.splitlines()
     assert first.split()[:3] == ["P1-i", "needs", "a"], "in the order of the ledger, each once"
-    assert "relative error, deeploop" in out and total == "2 claims; holds here: 1, needs a GPU: 1."
+    assert "relative error, deeploop" in out and total == f"2 of {len(CLAIMS)} claims; holds here: 1, needs a GPU: 1."
 
 
 def test_record_keeps_the_claims_that_are_not_measured_now(tmp_path, capsys):
