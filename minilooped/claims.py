@@ -1044,8 +1044,8 @@ def page(ledger: Ledger) -> str:
         "band in which it has to lie; the verdict follows from the two. An interval is two standard errors over seeds "
         "to either side. It holds here if all of it lies in the band. It is not visible at this scale if it reaches "
         "into the band only in part, or to where it would be without any effect. Otherwise it is contradicted here. "
-        "A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known here from an "
-        "account of the paper and not from its text.",
+        "A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known here from "
+        "an account of the paper and not from its text.",
         "",
         f"{len(CLAIMS)} claims; {summary(results)}.",
         "",
