@@ -76,7 +76,7 @@ class Claim:
     published: str  # the value that the paper gives
     tier: Tier  # what the measurement takes: seconds or minutes of one CPU thread, or a GPU
     scale: str = ""  # what it is measured on here
-    band: Mapping[str, Band] = field(default_factory=dict)  # for each quantity by its name, fixed before it is measured
+    band: Mapping[str, Band] = field(default_factory=dict)  # for each quantity by its name; fix it before you measure
     measure: Callable[[], Mapping[str, Measured]] | None = None  # returns a value for each of them; None: not yet
     note: str = ""  # what the reader should know about the difference between there and here
 
@@ -298,9 +298,9 @@ def changed_slope(configs: Sequence[LoopedConfig]) -> Measured:
     return slope(DEPTHS, torch.stack([probes.output_change(config) for config in configs], 1))
 
 
-def model_output_change() -> dict[str, Measured]:
+def model_output_change(n_layer: int, base: LoopedConfig) -> dict[str, Measured]:
     """Slopes in N."""
-    return {name: changed_slope([shaped(rule, LAYERS, n) for n in DEPTHS]) for name, rule in RULE_OF_EPS.items()}
+    return {name: changed_slope([shaped(rule, n_layer, n, base) for n in DEPTHS]) for name, rule in RULE_OF_EPS.items()}
 
 
 def learning_rate_factor() -> dict[str, Measured]:
@@ -651,6 +651,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "untied: mean": Band(-0.1, 0.1),
         },
         tied_cosines_of_model,
+        note="The contrast. How near to orthogonal untied blocks stay is asked by P1-d-chance.",
     ),
     Claim(
         "P1-d-chance", "No two increments of untied blocks are further from orthogonal than by chance, 1/√d.",
@@ -668,7 +669,15 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         "one-step output change", "about N, √N, nearly flat", "minutes",
         MODEL_OF + "one AdamW step at 1.25e-3, L = 4, N = 8 to 64",
         STEEPER,
-        model_output_change,
+        partial(model_output_change, LAYERS, MODEL),
+        note="See P1-e-small: how close the exponents come depends on the size.",
+    ),
+    Claim(
+        "P1-e-small", "The same in a smaller transformer: the change grows like N, like √N with 1/√N, hardly with 1/N.",
+        "one-step output change", "about N, √N, nearly flat", "seconds",
+        "Llama's block, d = 64, 3 seeds, one AdamW step at 1.25e-3, L = 2, N = 8 to 64", STEEPER,
+        partial(model_output_change, 2, SMALL),
+        note="Steeper than √N with 1/√N. The order of the three rules and the flatness of 1/N are there.",
     ),
     Claim(
         "P1-lr", "At λ/(N√L) one step's change is the same for every N, and for every L if the learning rate has 1/√L; "
@@ -680,6 +689,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "slope in L, one learning rate": Band(0.15, 0.65, null=(-0.15, 0.15)),
         },
         learning_rate_factor,
+        note="An upper bound, so that any growth up to √L agrees with it. A first band, from 0.35 on, overlooked that.",
     ),
     Claim(
         "P1-f", "At equal tuning 1/N ends at a lower loss than 1/√N.",
