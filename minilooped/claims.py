@@ -20,7 +20,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -255,20 +255,22 @@ def after_ten_steps(config: LoopedConfig) -> list[probes.Visits]:
     return [probes.first_steps(config, 10, seed=seed)[-1] for seed in range(3)]
 
 
-def trained_slope(configs: Sequence[LoopedConfig]) -> Measured:
-    """Slope over DEPTHS of the RMS after the last visit, after ten training steps."""
-    return slope(DEPTHS, torch.tensor([[v.stream[-1, -1] for v in after_ten_steps(c)] for c in configs]).T)
+@cache
+def panels() -> dict[str, dict[str, Tensor]]:
+    """The RMS after the tenth step of `probes.six_panels`, (S, K) for 3 seeds and DEPTHS, by row and rule."""
+    rows = probes.six_panels(shaped("none", LAYERS, 1), DEPTHS, seeds=range(3))
+    return {row: {rule: values[..., -1] for rule, values in rules.items()} for row, rules in rows.items()}
 
 
 def untied_model_growth() -> dict[str, Measured]:
     """Slopes in L of blocks that are visited once."""
     rules = {"slope in L, ε = 1": "none", "slope in L, ε = 1/√L": "sqrt_depth"}
-    return {name: trained_slope([shaped(rule, n, 1) for n in DEPTHS]) for name, rule in rules.items()}
+    return {name: slope(DEPTHS, panels()["untied"][rule]) for name, rule in rules.items()}
 
 
 def tied_model_growth() -> dict[str, Measured]:
     """Slopes in N."""
-    return {name: trained_slope([shaped(rule, LAYERS, n) for n in DEPTHS]) for name, rule in RULE_OF_EPS.items()}
+    return {name: slope(DEPTHS, panels()["tied"][rule]) for name, rule in RULE_OF_EPS.items()}
 
 
 def tied_cosines_of_model() -> dict[str, Measured]:

@@ -188,6 +188,11 @@ class Visits:
     cosines: Tensor  # (N * L, N * L) between the visits' increments, in the order of the visits
     loop_cosines: Tensor  # (N, N) between the loops' increments
 
+    @property
+    def mean_cosine(self) -> float:
+        """Mean of the cosines between different visits, of which there must be two."""
+        return self.cosines[~torch.eye(len(self.cosines), dtype=torch.bool)].mean().item()
+
 
 def cosine_matrix(increments: Sequence[Tensor]) -> Tensor:
     """Cosines between K tensors of one shape, (K, K)."""
@@ -268,6 +273,32 @@ def output_change(
     return torch.stack(changes)
 
 
+# Rows and columns of [1]'s figure 2: from no scaling to more than enough for the row.
+PANELS = {"untied": ("none", "sqrt_depth", "completep"), "tied": ("none", "sqrt", "inverse")}
+
+
+def six_panels(
+    config: LoopedConfig, depths: Sequence[int], *, steps: int = 10, lr: float = 1.25e-3, seeds: Sequence[int] = (0, 1)
+) -> dict[str, dict[str, Tensor]]:
+    """RMS of the stream behind the last visit in the first steps of training, (S, depths, steps + 1) per panel. [1]
+
+    Panels by row and rule, as in `PANELS`. "untied": a depth is the number of blocks, each visited once. "tied": a
+    depth is the number of loops through the `n_layer` blocks of `config`. Each panel is `training` on one sequence.
+    """
+
+    def growth(config: LoopedConfig, seed: int) -> list[float]:
+        models = islice(training(config, lr=lr, seed=seed, batch=1), steps + 1)
+        return [loop_rms(model, idx)[-1] for model, idx in models]
+
+    def panel(row: str, rule: str) -> Tensor:
+        shapes = [dict(n_layer=depth, n_loop=1) if row == "untied" else dict(n_loop=depth) for depth in depths]
+        configs = [replace(config, rule=rule, **shape) for shape in shapes]
+        return torch.tensor([[growth(config, seed) for config in configs] for seed in seeds], dtype=torch.float64)
+
+    return {row: {rule: panel(row, rule) for rule in rules} for row, rules in PANELS.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Whether loops choose the same experts
 
 

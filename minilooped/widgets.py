@@ -1,11 +1,12 @@
 """Widgets: thin shells around probes and plots. Each one has a static twin that calls the same functions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
+from matplotlib.figure import Figure
 
 from . import plots, toy
-from .probes import Cost, Dial
+from .probes import Cost, Dial, Visits
 
 VISITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -128,4 +129,37 @@ def gram_heatmap() -> ipywidgets.VBox:
         branch=ipywidgets.Dropdown(options=list(toy.BRANCHES), value="relu", description="branch"),
         alpha=ipywidgets.FloatSlider(min=0, max=1.5, step=0.25, value=1, description="α in ε = N^-α"),
         d=ipywidgets.SelectionSlider(options=(16, 32, 64, 128, 256), value=128, description="width d"),
+    )
+
+
+@plots.in_style
+def draw_visits(runs: Mapping[str, Sequence[Visits]], run: str, step: int) -> None:
+    """One training step of one run: norms visit by visit, and the cosines between the visits' increments."""
+    visits = runs[run][step]
+    norms, cosines = Figure(figsize=(10, 3.9)).subplots(1, 2)
+    title = (
+        f"{run}, step {step}: R from {visits.start:.2f} to {visits.stream[-1, -1]:.3g}, "
+        f"mean cosine {visits.mean_cosine:.2f}"
+    )
+    plots.stream_by_visit(visits.stream.flatten(), visits.branch.flatten(), visits.start, ax=norms)
+    norms.set_ylim(0.01, 2000)  # one scale for every position
+    plots.gram_map({"increments": visits.cosines}, title=title, axes=[cosines])
+    plots.show(norms, f"Norms by visit, and cosines between increments. {title}.")
+
+
+def visit_explorer(runs: Mapping[str, Sequence[Visits]]) -> ipywidgets.VBox:
+    """The first training steps of several runs, visit by visit: `draw_visits`.
+
+    runs: what `probes.first_steps` returned, by name; as many steps in each.
+    """
+    steps = len(next(iter(runs.values()))) - 1
+
+    def draw(run: str, step: int):
+        draw_visits(runs, run, step)
+
+    return explorer(
+        draw,
+        height="450px",
+        run=ipywidgets.Dropdown(options=list(runs), description="run"),
+        step=ipywidgets.IntSlider(min=0, max=steps, description="training step"),
     )

@@ -383,6 +383,26 @@ def test_output_change_of_a_small_step_is_flat_in_the_loops_at_one_over_n_alone(
     torch.testing.assert_close(twice, 2 * changes, rtol=0.05, atol=0)
 
 
+def test_mean_cosine_is_over_pairs_of_different_visits():
+    seen = probes.visits(build(tiny(rule="none")), torch.arange(10).view(2, 5))
+    pairs = [seen.cosines[i, j].item() for i, j in itertools.permutations(range(6), 2)]
+    assert seen.mean_cosine == pytest.approx(sum(pairs) / len(pairs), rel=1e-12)
+
+
+def test_six_panels_are_the_final_norms_along_the_first_steps():
+    """Row by row: depth is blocks at one loop, or loops through the blocks of the config."""
+    config = tiny(n_layer=2, n_loop=7, embed_norm=True)
+    panels = probes.six_panels(config, (1, 3), steps=2, lr=0.01, seeds=(0, 5))
+    rules = {"untied": ["none", "sqrt_depth", "completep"], "tied": ["none", "sqrt", "inverse"]}
+    assert {row: list(values) for row, values in panels.items()} == rules
+    for row, rule in [(row, rule) for row, columns in rules.items() for rule in columns]:
+        assert panels[row][rule].shape == (2, 2, 3)
+        shape = dict(n_layer=3, n_loop=1) if row == "untied" else dict(n_layer=2, n_loop=3)
+        steps = probes.first_steps(tiny(rule=rule, embed_norm=True, **shape), 2, lr=0.01, seed=5)
+        expected = [visits.stream[-1, -1].item() for visits in steps]
+        assert panels[row][rule][1, 1].tolist() == pytest.approx(expected, rel=1e-5)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # load_cosine, expert_overlap
 
