@@ -1,4 +1,4 @@
-"""The command line: ``minilooped train | sample | prepare``.
+"""The command line: ``minilooped train | sample | prepare | claims``.
 
 Each command's options are the fields of a typed dataclass, its help their comments. torch is imported by the command
 that needs it, so that ``minilooped --help`` answers at once.
@@ -129,7 +129,41 @@ def prepare(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "sample": sample, "prepare": prepare}
+def claims(argv: list[str]) -> int:
+    """measure what the papers claim, and say what holds here"""
+    import torch
+    import tyro
+
+    from .claims import Tier, load, record, report, select
+    from .provenance import provenance
+
+    @dataclass(frozen=True)
+    class Claims:
+        """Measure what the papers claim, and say what holds here."""
+
+        ids: tyro.conf.Positional[tuple[str, ...]] = ()  # the claims, as in P1-b P2-e; none: all of the tier
+        tier: Tier | None = None  # what a measurement takes; None: seconds, or any for claims that are named
+        out: Path | None = None  # folder for claims.json and the page claims.md; both keep the claims not measured now
+
+    asked = tyro.cli(Claims, prog="minilooped claims", args=argv)
+    chosen = select(asked.ids, asked.tier)
+    if asked.out is not None:
+        load(asked.out)  # what cannot be kept is refused before the work, not after it
+    torch.set_num_threads(1)  # the matrices are small
+    source = provenance(shlex.join(["minilooped", "claims", *argv]))  # of the code that measures, not of later edits
+    results = report(chosen)
+    if asked.out is not None:
+        record(asked.out, results, source)
+        print(f"Wrote {asked.out / 'claims.json'} and {asked.out / 'claims.md'}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "sample": sample,
+    "prepare": prepare,
+    "claims": claims,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

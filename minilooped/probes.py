@@ -336,3 +336,27 @@ def six_panels(
         return torch.tensor([[growth(config, seed) for config in configs] for seed in seeds], dtype=torch.float64)
 
     return {row: {rule: panel(row, rule) for rule in rules} for row, rules in PANELS.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether loops choose the same experts
+
+
+def load_cosine(loads: Tensor) -> Tensor:
+    """Cosine of the expert loads of every two loops, loads (N, L, E) -> (N, N, L).
+
+    A weak measure: balanced loads are all alike, so that two random routers come close to 1. See `expert_overlap`.
+    """
+    unit = torch.nn.functional.normalize(loads.double(), dim=-1)
+    return torch.einsum("nle,mle->nml", unit, unit)
+
+
+def expert_overlap(choices: Tensor, n_expert: int) -> Tensor:
+    """Share of a token's k experts that two loops have in common, mean over tokens. (N, L, B, T, k) -> (N, N, L)
+
+    1 on the diagonal. Two routers that know nothing of each other have k / n_expert in common, if both are balanced.
+    """
+    N, L, *_, k = choices.shape
+    chosen = torch.zeros(N, L, choices[0, 0, ..., 0].numel(), n_expert, dtype=torch.float64, device=choices.device)
+    chosen.scatter_(-1, choices.reshape(N, L, -1, k), 1.0)  # (N, L, B * T, E), a one for each chosen expert
+    return torch.einsum("nlse,mlse->nml", chosen, chosen) / (chosen.shape[2] * k)

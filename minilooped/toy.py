@@ -236,3 +236,40 @@ def output_change(
     moved = weights + eta * weights.shape[-1] ** -0.5 * signs
     before, after = (recursion(w, h0, n_loop, eps, branch).h[:, -1] for w in (weights, moved))
     return rms(after - before)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The post-norm branch of DeepNorm and DeepLoop
+
+
+def post_norm_change(
+    n_loop: int, p: float, *, tied: bool, sign_like: bool = False, eta: float = 1e-6, d: int = 64, seeds: int = 8,
+    seed: int = 0,
+) -> Tensor:  # fmt: skip
+    """RMS of the change of x_R, in units of eta, under one step on the weights of R = `n_loop` post-norm visits, (S,).
+
+    A visit is x <- Norm(alpha x + W_2 relu(W_1 x)) with alpha = (2R)^p, and both matrices start at beta = (8R)^-p times
+    N(0, 1/d): one block of DeepNorm for p = 1/4, of DeepLoop (arXiv 2607.13491) for p = 1/2. Tied, all visits share
+    one pair of matrices; untied, each has its own. The step descends a random linear function of x_R:
+    eta times its gradient or, sign-like as Adam's, eta / sqrt(d) in every entry. eta is so small that the change is
+    linear in it. Raises ValueError for less than one loop.
+    """
+    if n_loop < 1:
+        raise ValueError(f"n_loop={n_loop} must be at least 1")
+    alpha, beta = (2 * n_loop) ** p, (8 * n_loop) ** -p
+    weights, x0 = draw(2 if tied else 2 * n_loop, d=d, seeds=seeds, seed=seed)
+    weights = (beta * weights).requires_grad_()  # (S, 2, d, d) or (S, 2R, d, d)
+    target = torch.randn(seeds, d, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+
+    def output(weights: Tensor) -> Tensor:
+        x = x0[..., None]  # (S, d, 1)
+        layers = weights.unbind(1) * (n_loop if tied else 1)  # 2R times (S, d, d)
+        for W_1, W_2 in zip(layers[::2], layers[1::2], strict=True):
+            x = normalize((alpha * x + W_2 @ torch.relu(W_1 @ x))[..., 0])[..., None]
+        return x[..., 0]
+
+    before = output(weights)
+    (gradient,) = torch.autograd.grad((before * target).sum(), weights)
+    step = gradient.sign() * d**-0.5 if sign_like else gradient
+    with torch.no_grad():
+        return rms(output(weights - eta * step) - before) / eta

@@ -7,7 +7,7 @@ import torch
 from helpers import LOOM_PARTS, build, example, rms, tiny, tokens
 
 from minilooped import plots, probes, toy
-from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.model import LoopedConfig, LoopedGPT, Router
 from minilooped.probes import saved_bytes
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -451,3 +451,45 @@ def test_six_panels_are_the_final_norms_along_the_first_steps():
         steps = probes.first_steps(tiny(rule=rule, embed_norm=True, **shape), 2, lr=0.01, seed=5)
         expected = [visits.stream[-1, -1].item() for visits in steps]
         assert panels[row][rule][1, 1].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# load_cosine, expert_overlap
+
+
+def test_overlap_and_load_cosine_by_hand():
+    """Three loops, one layer, two tokens, 2 of 4 experts: the second half like the first, the third not at all."""
+    choices = torch.tensor([[[0, 1], [2, 0]], [[1, 3], [0, 2]], [[2, 3], [1, 3]]]).view(3, 1, 1, 2, 2)
+    loads = torch.stack([choice.flatten().bincount(minlength=4) for choice in choices])[:, None]
+    overlap, cosine = probes.expert_overlap(choices, 4), probes.load_cosine(loads)
+    assert overlap[..., 0].tolist() == [[1, 0.75, 0], [0.75, 1, 0.25], [0, 0.25, 1]]
+    # loads (2, 1, 1, 0), (1, 1, 1, 1), (0, 1, 1, 2)
+    expected = torch.tensor([[1, 4 / 24**0.5, 2 / 6], [4 / 24**0.5, 1, 4 / 24**0.5], [2 / 6, 4 / 24**0.5, 1]])
+    torch.testing.assert_close(cosine[..., 0], expected.double(), rtol=1e-6, atol=0)
+
+
+def test_overlap_keeps_layers_apart():
+    model, idx = moe(), torch.arange(10).view(2, 5)
+    choices, loads = probes.routing(model, idx)
+    overlap, cosine = probes.expert_overlap(choices, 5), probes.load_cosine(loads)
+    assert overlap.shape == cosine.shape == (3, 3, 2)
+    for layer in (0, 1):
+        own = choices[:, layer : layer + 1], loads[:, layer : layer + 1]
+        assert torch.equal(probes.expert_overlap(own[0], 5)[..., 0], overlap[..., layer])
+        torch.testing.assert_close(probes.load_cosine(own[1])[..., 0], cosine[..., layer])
+
+
+def test_case_B12_the_loads_of_independent_routers_look_alike_and_their_choices_do_not():
+    """So a cosine of loads near 1 says nothing about collapse; the overlap stays at its chance level k / E."""
+    torch.manual_seed(0)
+    router = Router(LoopedConfig(n_embd=256, n_head=4, n_loop=4, n_expert=30, top_k=6, router="per_loop"))
+    torch.nn.init.normal_(router.weight)
+    tokens = torch.randn(4096, 256)
+    visits = [router(tokens, loop) for loop in range(4)]
+    choices = torch.stack([visit.choice for visit in visits]).view(4, 1, 1, 4096, 6)
+    loads = torch.stack([visit.load for visit in visits])[:, None]
+    pairs = ~torch.eye(4, dtype=torch.bool)
+    assert probes.load_cosine(loads)[pairs].min() > 0.98
+    assert probes.expert_overlap(choices, 30)[pairs].numpy() == pytest.approx(6 / 30, abs=0.03)
+    same = torch.stack([choices[0], choices[0]])
+    assert probes.expert_overlap(same, 30)[0, 1].item() == 1

@@ -285,3 +285,55 @@ def test_step_is_sign_like_and_of_size_eta():
     # dW h has entries of variance eta^2 rms(h)^2; the second layer adds one more of them
     assert moved.mean().item() == pytest.approx(0.01 * 2**0.5, rel=0.15)
     assert toy.output_change(weights, h0, 3, 0.5, 0.0).abs().max() == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The post-norm branch of DeepNorm and DeepLoop
+
+
+@pytest.mark.parametrize(
+    ("tied", "sign_like", "expected"),
+    [
+        (True, False, (1, 0.5, 0)),
+        (False, False, (0, -0.5, -1)),
+        (True, True, (0.5, 0.25, 0)),  # a step of fixed size: tied or not makes no difference
+        (False, True, (0.5, 0.25, 0)),
+    ],
+)
+def test_output_change_of_post_norm_visits_has_the_exponent_of_the_visit_pairs(tied, sign_like, expected):
+    for p, exponent in zip((1 / 4, 3 / 8, 1 / 2), expected, strict=True):
+        change = [toy.post_norm_change(N, p, tied=tied, sign_like=sign_like, seeds=4) for N in DEPTHS]
+        assert slope(torch.stack(change, 1)) == pytest.approx(exponent, abs=0.05), p
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("sign_like", [True, False])
+def test_post_norm_change_by_hand(tied, sign_like):
+    """One seed, one visit at a time, the derivative in place of a small step."""
+    N, p, d = 3, 0.3, 6
+    alpha, beta = (2 * N) ** p, (8 * N) ** -p
+    drawn, x0 = toy.draw(2 if tied else 2 * N, d=d, seeds=1, seed=5)
+    target = torch.randn(1, d, generator=torch.Generator().manual_seed(6), dtype=torch.float64)[0]
+
+    def output(*weights):
+        x = x0[0]
+        for n in range(N):
+            W_1, W_2 = weights if tied else weights[2 * n : 2 * n + 2]
+            x = alpha * x + W_2.mv(W_1.mv(x).clamp_min(0))
+            x = x * d**0.5 / x.norm()
+        return x
+
+    weights = tuple(beta * W for W in drawn[0])
+    _, gradients = torch.autograd.functional.vjp(output, weights, target)
+    steps = tuple(-g.sign() / d**0.5 if sign_like else -g for g in gradients)
+    _, change = torch.autograd.functional.jvp(output, weights, steps)
+    measured = toy.post_norm_change(N, p, tied=tied, sign_like=sign_like, d=d, seeds=1, seed=5)
+    assert measured.item() == pytest.approx(change.norm().item() / d**0.5, rel=1e-4)
+
+
+def test_post_norm_change_at_one_loop_is_the_same_tied_and_untied():
+    for sign_like in (True, False):
+        tied, untied = (toy.post_norm_change(1, 0.5, tied=tied, sign_like=sign_like) for tied in (True, False))
+        assert torch.equal(tied, untied)
+    with pytest.raises(ValueError, match="n_loop=0"):
+        toy.post_norm_change(0, 0.5, tied=True)

@@ -1,0 +1,1089 @@
+"""Every checkable statement of the papers, the function that measures it here, and what came out.
+
+    minilooped claims                                    # those that take seconds
+    minilooped claims P1-b P2-c                          # these
+    minilooped claims --tier minutes --out data/results  # keep the results: claims.json, and the page claims.md
+
+A claim says in advance in which band each of its quantities has to lie; its verdict follows from the measurement by
+`verdict` and is never written by hand. What a small model cannot show is "not visible at this scale", which is not the
+same as "contradicted here". To add a claim, add an entry to CLAIMS; to measure one that is listed, give it `measure`
+and a band for each quantity that this returns.
+
+[1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524. [2] DeepLoop, arXiv 2607.13491. [3] LOOM, Looping
+Beyond Twice, arXiv 2610.01153. Letters as in model.py: L blocks, N loops, D = L * N; the papers' own differ.
+"""
+
+import json
+import math
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from . import probes, toy
+from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
+
+Tier = Literal["seconds", "minutes", "gpu"]
+Verdict = Literal[
+    "holds here", "not visible at this scale", "contradicted here", "not yet measured", "needs a GPU",
+]  # fmt: skip
+
+
+class Measured(NamedTuple):
+    """A number and the interval that its uncertainty spans; a number without any is its own interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.value:.0f}" if 1000 <= abs(self.value) < 1e6 else f"{self.value:.4g}"
+        digits = 2 if abs(self.value) < 100 else 0
+        value, low, high = (f"{round(x, digits) + 0.0:.{digits}f}" for x in self)  # no "-0.00"
+        return f"{value} ({low} to {high})"
+
+
+class Band(NamedTuple):
+    """Where a quantity has to lie for its claim to hold, and, if it can, where it lies if there is no effect to see."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    null: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"exactly {self.low:g}"
+        if self.low == -math.inf:
+            return f"at most {self.high:g}"
+        return f"at least {self.low:g}" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, in our words, and how it is tested here."""
+
+    id: str  # the paper, then a letter or a name; "-model": the statement of the same letter on a real model
+    statement: str
+    source: str  # section, theorem, figure or table of the paper
+    published: str  # the value that the paper gives
+    tier: Tier  # what the measurement takes: seconds or minutes of one CPU thread, or a GPU
+    scale: str = ""  # what it is measured on here
+    band: Mapping[str, Band] = field(default_factory=dict)  # for each quantity by its name; fix it before you measure
+    measure: Callable[[], Mapping[str, Measured]] | None = None  # returns a value for each of them; None: not yet
+    note: str = ""  # what the reader should know about the difference between there and here
+
+
+def verdict(claim: Claim, measured: Mapping[str, Measured] | None) -> Verdict:
+    """What the measurement says about the claim: the worst of its quantities decides.
+
+    A quantity whose whole interval lies in its band holds. One that lies outside contradicts, unless it overlaps the
+    band's `null`, where it would be without any effect. One that straddles the edge is too uncertain to say.
+    """
+    if measured is None:
+        return "needs a GPU" if claim.tier == "gpu" else "not yet measured"
+    found = set()
+    for name, band in claim.band.items():
+        _, low, high = measured[name]
+        if band.low <= low and high <= band.high:
+            found.add("holds here")
+        elif low <= band.high and band.low <= high or band.null and low <= band.null[1] and band.null[0] <= high:
+            found.add("not visible at this scale")
+        else:
+            found.add("contradicted here")  # NaN too
+    return next(v for v in ("contradicted here", "not visible at this scale", "holds here") if v in found)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From values to measurements
+
+
+def exactly(value: float) -> Measured:
+    """A number without uncertainty."""
+    return Measured(float(value), float(value), float(value))
+
+
+def over_seeds(values: Tensor) -> Measured:
+    """Mean of the values (S,), two standard errors to either side."""
+    error = 2 * values.std().item() / math.sqrt(len(values))
+    return Measured(values.mean().item(), values.mean().item() - error, values.mean().item() + error)
+
+
+def slope(x: Sequence[float], values: Tensor) -> Measured:
+    """Exponent of values (S, K) as a power of the K numbers x, with its band over seeds: `toy.fit_exponent`."""
+    fit = toy.fit_exponent(x, values)
+    return Measured(fit.slope, fit.low, fit.high)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [1] in its own toy. What it says about layers and loops are slopes on log-log axes over these depths.
+
+DEPTHS = (8, 16, 32, 64)
+PAIRS = ~torch.eye(64, dtype=torch.bool)  # of 64 increments
+# The alpha of eps = N^-alpha, by what is measured with it.
+EPS = {"slope in N, ε = 1": 0.0, "slope in N, ε = 1/√N": 0.5, "slope in N, ε = 1/N": 1.0}
+TOY = "toy: one normalised ReLU branch, d = 256, 8 seeds, 8 to 64 visits"
+FLAT, ROOT, LINEAR = Band(-0.1, 0.1), Band(0.4, 0.6, null=(-0.1, 0.1)), Band(0.9, 1.1, null=(-0.1, 0.1))
+
+
+def identity() -> dict[str, Measured]:
+    """R_N^2 against R_0^2 + B + C."""
+    worst = 0.0
+    for branch in toy.BRANCHES:
+        for run in toy.growth((64,), 0.5, tied=True, branch=branch):
+            total = run.norms[:, -1] ** 2
+            worst = max(worst, ((sum(toy.decompose(run)) - total) / total).abs().max().item())
+    return {"largest relative error": exactly(worst)}
+
+
+def theorem1() -> dict[str, Measured]:
+    """Share of the runs whose sum and whose norm lie within the theorem's bounds."""
+    inside = []
+    for branch in ("relu", "pre_norm"):
+        for alpha in EPS.values():
+            for run in toy.growth((4, 16, 64), alpha, tied=True, branch=branch):
+                bounds, total, end = toy.theorem1(run), run.sum_of_squares.sqrt(), run.norms[:, -1]
+                inside.append((bounds.sum_low <= total) & (total <= bounds.sum_high))
+                inside.append((bounds.norm_low <= end) & (end <= bounds.norm_high))
+    return {"share within the bounds": exactly(torch.cat(inside).double().mean())}
+
+
+def sum_law() -> dict[str, Measured]:
+    """Slopes of ||sum of the increments||^2 at an eps that keeps the stream bounded."""
+    tied, untied = toy.growth(DEPTHS, 1.0, tied=True, branch="relu"), toy.growth(DEPTHS, 0.5, tied=False, branch="relu")
+    return {
+        "slope in N, tied": slope(DEPTHS, toy.sums_of_squares(tied)),
+        "slope in N, untied": slope(DEPTHS, toy.sums_of_squares(untied)),
+    }
+
+
+def toy_growth(tied: bool, alphas: Mapping[str, float]) -> dict[str, Measured]:
+    """Slopes of R_N with eps = N^-alpha."""
+    return {
+        name: slope(DEPTHS, toy.final_norms(toy.growth(DEPTHS, alpha, tied=tied))) for name, alpha in alphas.items()
+    }
+
+
+def untied_exponential() -> dict[str, Measured]:
+    """log R^2 of the raw recursion, over 32 log(1 + eps^2 / 2), which follows from E ||relu(h)||^2 = ||h||^2 / 2."""
+    found = {}
+    for alpha in (0.0, 0.25, 0.5):
+        eps = 32**-alpha
+        mean_square = toy.untied(32, eps, "relu", seeds=256).norms[:, -1].square().mean().item()
+        found[f"over its prediction, α = {alpha:g}"] = exactly(math.log(mean_square) / (32 * math.log(1 + eps**2 / 2)))
+    return found
+
+
+def toy_cosines() -> dict[str, Measured]:
+    """Cosines between the 64 increments of an unscaled run."""
+    (tied,), (untied,) = (toy.growth((64,), 0.0, tied=tied) for tied in (True, False))
+    tied, untied = toy.cosines(tied)[:, PAIRS], toy.cosines(untied)[:, PAIRS]  # (S, pairs) each
+    return {
+        "tied: smallest": exactly(tied.min()),
+        "tied: mean": over_seeds(tied.mean(1)),
+        "untied: mean": over_seeds(untied.mean(1)),
+        "untied: RMS over the 1/√d of chance": over_seeds(toy.rms(untied) * 256**0.5),
+    }
+
+
+def toy_output_change(eta: Callable[[int, float], float]) -> dict[str, Measured]:
+    """Slopes in N of the change of h_N under a sign-like step of size eta(N, alpha)."""
+    weights, h0 = toy.draw()
+    found = {}
+    for name, alpha in EPS.items():
+        change = [toy.output_change(weights, h0, n, n**-alpha, eta(n, alpha)) for n in DEPTHS]
+        found[name] = slope(DEPTHS, torch.stack(change, 1))
+    return found
+
+
+def theorem2() -> dict[str, Measured]:
+    """The change is linear in the step, and eta = N^(alpha - 1) keeps it as it is."""
+    weights, h0 = toy.draw()
+    etas = (1e-4, 3e-4, 1e-3)
+    change = torch.stack([toy.output_change(weights, h0, 16, 1 / 16, eta) for eta in etas], 1)
+    kept = toy_output_change(lambda n, alpha: 1e-3 * n ** (alpha - 1))
+    return {"slope in η": slope(etas, change)} | {f"{name}, η ∝ 1/(εN)": kept[name] for name in EPS}
+
+
+def theorem3() -> dict[str, Measured]:
+    """Largest over smallest R on a grid of L layers and N loops, and what half a rule costs."""
+    norms = {}
+    for L in (1, 4, 16):
+        weights, h0 = toy.draw(L, d=128)
+        for N in (1, 4, 16):
+            for rule, eps in (("factored", 1 / (N * L**0.5)), ("1/N", 1 / N), ("1/√(NL)", (N * L) ** -0.5)):
+                norms[rule, N, L] = toy.recursion(weights, h0, N, eps).norms[:, -1].mean().item()
+    factored = [value for (rule, *_), value in norms.items() if rule == "factored"]
+    return {
+        "1/(N√L): largest over smallest": exactly(max(factored) / min(factored)),
+        "1/N: L = 16 over L = 1": exactly(norms["1/N", 4, 16] / norms["1/N", 4, 1]),
+        "1/√(NL): N = 16 over N = 1": exactly(norms["1/√(NL)", 16, 4] / norms["1/√(NL)", 1, 4]),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [1] on a real model: Llama's block, the embedding normed so that R_0 = 1, initial std 1/sqrt(width)
+
+RULE_OF_EPS = dict(zip(EPS, ("none", "sqrt", "inverse"), strict=True))
+SMALL = LoopedConfig(vocab_size=64, block_size=32, n_layer=1, n_head=4, n_embd=64, init_std=1 / 8, embed_norm=True)
+MODEL = replace(SMALL, block_size=64, n_embd=128, init_std=128**-0.5)
+LAYERS = 4  # of the stack that is looped
+# Wider than the toy's: attention, many tokens, and ten steps of training are in between.
+MODEL_FLAT = Band(-0.15, 0.15)
+MODEL_ROOT, MODEL_LINEAR = Band(0.35, 0.65, null=(-0.1, 0.1)), Band(0.8, 1.2, null=(-0.1, 0.1))
+
+
+def shaped(rule: str, n_layer: int, n_loop: int, base: LoopedConfig = MODEL) -> LoopedConfig:
+    return replace(base, rule=rule, n_layer=n_layer, n_loop=n_loop)
+
+
+def untrained_rms(configs: Sequence[LoopedConfig]) -> Tensor:
+    """RMS after the last visit of untrained models, before a norm that closes the loop: (S, K), 8 seeds, K configs."""
+    found = [[probes.visits(*probes.fresh(c, seed, (2, c.block_size))) for c in configs] for seed in range(8)]
+    return torch.tensor([[visits.stream[-1, -1] for visits in row] for row in found])
+
+
+def after_ten_steps(config: LoopedConfig) -> list[probes.Visits]:
+    """The visits of models after their first ten training steps, one for each of 3 seeds."""
+    return [probes.first_steps(config, 10, seed=seed)[-1] for seed in range(3)]
+
+
+@cache
+def panels() -> dict[str, dict[str, Tensor]]:
+    """The RMS after the tenth step of `probes.six_panels`, (S, K) for 3 seeds and DEPTHS, by row and rule."""
+    rows = probes.six_panels(shaped("none", LAYERS, 1), DEPTHS, seeds=range(3))
+    return {row: {rule: values[..., -1] for rule, values in rules.items()} for row, rules in rows.items()}
+
+
+def untied_model_growth() -> dict[str, Measured]:
+    """Slopes in L of blocks that are visited once."""
+    rules = {"slope in L, ε = 1": "none", "slope in L, ε = 1/√L": "sqrt_depth"}
+    return {name: slope(DEPTHS, panels()["untied"][rule]) for name, rule in rules.items()}
+
+
+def tied_model_growth() -> dict[str, Measured]:
+    """Slopes in N."""
+    return {name: slope(DEPTHS, panels()["tied"][rule]) for name, rule in RULE_OF_EPS.items()}
+
+
+def tied_cosines_of_model() -> dict[str, Measured]:
+    """Cosines between the increments of 64 loops, and between those of 64 blocks."""
+    tied = torch.stack([v.loop_cosines[PAIRS] for v in after_ten_steps(shaped("none", LAYERS, 64))])  # (S, pairs)
+    untied = torch.stack([v.cosines[PAIRS] for v in after_ten_steps(shaped("none", 64, 1))])
+    return {
+        "tied: smallest": exactly(tied.min()),
+        "tied: mean": over_seeds(tied.mean(1)),
+        "untied: mean": over_seeds(untied.mean(1)),
+    }
+
+
+def untied_cosines_of_model() -> dict[str, Measured]:
+    """Extremes of the cosines between 64 blocks' increments, in units of 1/sqrt(d)."""
+    runs = [probes.first_steps(shaped("none", 64, 1), 10, seed=seed) for seed in range(3)]
+    found = {}
+    for step, name in ((0, "before training"), (10, "after 10 steps")):
+        cosines = torch.stack([run[step].cosines[PAIRS] for run in runs]) * MODEL.n_embd**0.5
+        found[f"smallest {name}, over 1/√d"] = exactly(cosines.min())
+        found[f"largest {name}, over 1/√d"] = exactly(cosines.max())
+    return found
+
+
+def changed_slope(configs: Sequence[LoopedConfig]) -> Measured:
+    """Slope over DEPTHS of the change that one AdamW step makes."""
+    return slope(DEPTHS, torch.stack([probes.output_change(config) for config in configs], 1))
+
+
+def model_output_change(n_layer: int, base: LoopedConfig) -> dict[str, Measured]:
+    """Slopes in N."""
+    return {name: changed_slope([shaped(rule, n_layer, n, base) for n in DEPTHS]) for name, rule in RULE_OF_EPS.items()}
+
+
+def learning_rate_factor() -> dict[str, Measured]:
+    """Slopes of the change at eps = 1/(N sqrt L). The row `loom` is `factored` without the optimizer's factors."""
+    one_rate = [replace(shaped("loom", n, 2), lam=1.0) for n in DEPTHS]
+    return {
+        "slope in N": changed_slope([shaped("factored", LAYERS, n) for n in DEPTHS]),
+        "slope in L": changed_slope([shaped("factored", n, 2) for n in DEPTHS]),
+        "slope in L, one learning rate": changed_slope(one_rate),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Related rules
+
+
+def layernorm_scaling() -> dict[str, Measured]:
+    """Slopes of an untrained model's stream."""
+    rule = "layernorm_scaling"
+    return {
+        "untied: slope in L": slope(DEPTHS, untrained_rms([shaped(rule, n, 1, SMALL) for n in DEPTHS])),
+        "tied: slope in N": slope(DEPTHS, untrained_rms([shaped(rule, 1, n, SMALL) for n in DEPTHS])),
+    }
+
+
+def rule_identities() -> dict[str, Measured]:
+    """Largest difference at one loop between rules that should then be one."""
+
+    def apart(rule: str, other: str) -> Measured:
+        worst = 0.0
+        for n_layer in (1, 3, 12, 48):
+            a, b = (shaped(name, n_layer, 1).row for name in (rule, other))
+            for number in ("skip", "branch", "init_gain", "lr_factor", "eps_factor"):
+                worst = max(worst, abs(getattr(a, number) - getattr(b, number)))
+        return exactly(worst)
+
+    pairs = (("factored", "depth_mup"), ("sqrt", "none"), ("inverse", "none"))
+    return {f"difference, {rule} and {other}": apart(rule, other) for rule, other in pairs}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [2]
+
+SHAPES = ((2, 1), (2, 8), (4, 3), (12, 7), (24, 7))  # K blocks and R rounds
+
+
+def alpha_beta(expected: Mapping[str, Callable[[float, float, int, int], float]]) -> dict[str, Measured]:
+    """Largest relative error of what a function of (alpha, beta, K, R) should be 1 for, per rule."""
+    found = {}
+    for rule, of in expected.items():
+        rows = {(K, R): RULES[rule](shaped(rule, K, R)) for K, R in SHAPES}
+        found[f"relative error, {rule}"] = exactly(
+            max(abs(of(row.skip, row.init_gain, K, R) - 1) for (K, R), row in rows.items())
+        )
+    return found
+
+
+def skip_is_inverse_branch() -> dict[str, Measured]:
+    """Slope in alpha of what RMSNorm(alpha x + z) leaves of x + (z - <x, z> x) / alpha."""
+    alphas, generator = (8, 32, 128, 512), torch.Generator().manual_seed(0)
+    x, z = toy.normalize(torch.randn(2, 8, 256, generator=generator, dtype=torch.float64))  # (S, d) each
+    tangent = z - (x * z).mean(-1, keepdim=True) * x
+    left = [toy.rms(toy.normalize(alpha * x + z) - x - tangent / alpha) for alpha in alphas]
+    return {"slope of the remainder": slope(alphas, torch.stack(left, 1))}
+
+
+def exponent_rule(sign_like: bool) -> dict[str, Measured]:
+    """Slopes in R of the change after one step."""
+    found = {}
+    for tied, name in ((True, "tied"), (False, "untied")):
+        for p, label in ((1 / 4, "1/4"), (3 / 8, "3/8"), (1 / 2, "1/2")):
+            change = [toy.post_norm_change(n, p, tied=tied, sign_like=sign_like, seeds=4) for n in DEPTHS]
+            found[f"slope in R, {name}, p = {label}"] = slope(DEPTHS, torch.stack(change, 1))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# [3]
+
+# The naive loop: experts whose output is normed, nothing scaled. 10 blocks, as LOOM's smaller setting.
+NAIVE = replace(
+    SMALL, rule="none", n_layer=10, n_expert=8, top_k=2, mlp="gelu", n_inner=64, gate="sigmoid", moe_out_norm=True
+)
+# A few numbers small enough to see, with every part of LOOM.
+LOOM = replace(
+    NAIVE,
+    rule="loom",
+    n_layer=2,
+    n_loop=9,
+    tie_embeddings=False,
+    reinject=True,
+    loop_residual=0.5,
+    loop_end_norm=True,
+    router="per_loop",
+)
+
+
+def variances(n_loops: Sequence[int], **changes: object) -> Tensor:
+    """Mean square of the stream after the last block of untrained models, (S, K). changes: to NAIVE."""
+    return untrained_rms([replace(NAIVE, n_loop=n, **changes) for n in n_loops]) ** 2
+
+
+def blow_up() -> dict[str, Measured]:
+    """Growth of the activation variance with the loops."""
+    unscaled = variances((3, 6, 9, 12))
+    ends = {
+        "unscaled": variances((1, 12)),
+        "unscaled, loop-end norm": variances((1, 12), loop_end_norm=True),
+        "scaled by γ": variances((1, 12), rule="loom"),
+    }
+    return {"unscaled: slope in H": slope((3, 6, 9, 12), unscaled)} | {
+        f"{name}: H = 12 over H = 1": over_seeds(values[:, 1] / values[:, 0]) for name, values in ends.items()
+    }
+
+
+def blow_up_past_1000() -> dict[str, Measured]:
+    """The variance itself."""
+    n_loops = (6, 9, 12)
+    return {f"variance at H = {n}": over_seeds(values) for n, values in zip(n_loops, variances(n_loops).T, strict=True)}
+
+
+def gamma() -> dict[str, Measured]:
+    """LOOM's scale, at its smaller setting, and beside [1]'s."""
+    pairs = [(L, N) for L in (1, 10, 15) for N in (1, 9, 12)]
+    ratios = [shaped("loom", L, N).row.branch / replace(shaped("factored", L, N), lam=0.5).row.branch for L, N in pairs]
+    return {
+        "γ at M = 10, H = 9": exactly(shaped("loom", 10, 9).row.branch),
+        "relative difference from λ/(N√L)": exactly(max(abs(ratio - 1) for ratio in ratios)),
+    }
+
+
+def reinjection() -> dict[str, Measured]:
+    """g_t of a stack of 10 blocks, t = 1..12."""
+    model, _ = probes.fresh(replace(NAIVE, reinject=True), 0, (1, 1))
+    g = [model.reinjection_gain(loop) for loop in range(12)]
+    return {f"g at t = {t}": exactly(g[t - 1]) for t in (1, 2, 9, 12)}
+
+
+def looping_residual() -> dict[str, Measured]:
+    """The memory against its closed form, and what it makes of a constant."""
+    generator, beta, m = torch.Generator().manual_seed(0), 0.5, 9
+    writes = torch.randn(m, 4, 8, generator=generator, dtype=torch.float64)
+    ema = EMA.empty(writes[0])
+    for o in writes:
+        ema = ema.write(o, beta)
+    weights = beta ** torch.arange(m - 1.0, -1.0, -1.0, dtype=torch.float64) * (1 - beta) / (1 - beta**m)  # (m,)
+    error = (ema.read() - torch.einsum("m,mbc->bc", weights, writes)).abs().max().item()
+    doubled, o = 0.0, writes[0]
+    for decay in (0.0, 0.5, 0.9):
+        memory = Memory(EMA.empty(o), EMA.empty(o))
+        for _ in range(m):
+            update, memory = memory.carry(o, decay)
+            doubled = max(doubled, (update - 2 * o).abs().max().item())
+    return {"error of the closed form": exactly(error), "constant o: update less 2o": exactly(doubled)}
+
+
+def routers_at_init() -> dict[str, Measured]:
+    """What the routers of all loops make of the same tokens."""
+    model, idx = probes.fresh(LOOM, 0, (2, LOOM.block_size))
+    router = model.blocks[0].mlp.router
+    with torch.no_grad():
+        tokens = model.embed(idx).flatten(0, 1)  # (B * T, C)
+        visits = [router(tokens, loop) for loop in range(LOOM.n_loop)]
+    return {
+        "routers a layer": exactly(len(router.weight)),
+        "same choices": exactly(min((visit.choice == visits[0].choice).double().mean() for visit in visits)),
+        "difference of the weights": exactly(max((visit.weight - visits[0].weight).abs().max() for visit in visits)),
+    }
+
+
+def chance_of_agreement() -> dict[str, Measured]:
+    """Similarity of what 9 independent random routers do with the same 8,192 tokens: 30 experts, 6 for a token."""
+    generator = torch.Generator().manual_seed(0)
+    router = Router(LoopedConfig(n_embd=256, n_head=4, n_loop=9, n_expert=30, top_k=6, router="per_loop"))
+    torch.nn.init.normal_(router.weight, generator=generator)
+    tokens = torch.randn(8192, 256, generator=generator)
+    with torch.no_grad():
+        visits = [router(tokens, loop) for loop in range(9)]
+    choices = torch.stack([visit.choice for visit in visits])[:, None, None]  # (N, 1, 1, B * T, k)
+    loads = torch.stack([visit.load for visit in visits])[:, None]  # (N, 1, E)
+    pairs = ~torch.eye(9, dtype=torch.bool)
+    cosines = probes.load_cosine(loads)[pairs]
+    return {
+        "cosine of loads: smallest": exactly(cosines.min()),
+        "cosine of loads: mean": exactly(cosines.mean()),
+        "overlap of choices: mean": exactly(probes.expert_overlap(choices, 30)[pairs].mean()),
+    }
+
+
+def loom_batch(**changes: int | None) -> tuple[LoopedGPT, Tensor, Tensor]:
+    """LOOM with other loops or segments, untrained, and a batch: inputs and targets (B, T)."""
+    model, tokens = probes.fresh(replace(LOOM, **changes), 0, (2, LOOM.block_size + 1))
+    return model, tokens[:, :-1], tokens[:, 1:]
+
+
+def segments_are_backprop() -> dict[str, Measured]:
+    """Loss and gradients of one segment that holds all loops, against ordinary backprop."""
+    ordinary, idx, targets = loom_batch()
+    expected = ordinary(idx, targets)[1]
+    expected.backward()
+    worst = 0.0
+    for length in (LOOM.n_loop, LOOM.n_loop + 3):
+        model, idx, targets = loom_batch(segment=length)
+        (loss,) = model.segment_losses(idx, targets)
+        loss.backward()
+        worst = max(worst, (loss - expected).abs().item())
+        for a, b in zip(model.parameters(), ordinary.parameters(), strict=True):
+            worst = max(worst, (a.grad - b.grad).abs().max().item())
+    return {"largest difference": exactly(worst)}
+
+
+def cuts() -> dict[str, Measured]:
+    """What a cut lets through: the gradient of the second loss on the routers of the first three loops."""
+    model, idx, targets = loom_batch(segment=3)
+    gradients = []
+    for loss in model.segment_losses(idx, targets):
+        model.zero_grad()
+        loss.backward()
+        gradients.append(torch.stack([block.mlp.router.weight.grad.abs() for block in model.blocks]))  # (L, N, E, C)
+    return {
+        "losses of 9 loops, 3 in a segment": exactly(len(gradients)),
+        "gradient across the cut": exactly(gradients[1][:, :3].max()),
+        "gradient within the segment": exactly(gradients[1][:, 3:6].amax((0, 2, 3)).min()),
+    }
+
+
+def saved(n_loop: int, segment: int | None) -> int:
+    """Most bytes that autograd holds in one batch."""
+    model, idx, targets = loom_batch(n_loop=n_loop, segment=segment)
+
+    def run():
+        for loss in model.segment_losses(idx, targets):
+            loss.backward()
+
+    return probes.saved_bytes(run, [*model.parameters(), *model.buffers()])
+
+
+def segment_memory() -> dict[str, Measured]:
+    """Saved activations at 12 loops over those at 3."""
+    base = saved(3, None)
+    return {"bytes, K = 3": exactly(saved(12, 3) / base), "bytes, no segments": exactly(saved(12, None) / base)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The ledger
+
+# Of one step's change, whose bound has an exponential in it besides the power.
+STEEPER = dict(zip(EPS, (Band(0.8, 1.3, null=(-0.1, 0.1)), Band(0.35, 0.7, null=(-0.1, 0.1)), FLAT), strict=True))
+EXACT, ONE, NOTHING = Band(0, 1e-12), Band(1, 1), Band(0, 0)
+MODEL_OF = "Llama's block, d = 128, 3 seeds, "
+MODEL_AFTER_TEN = MODEL_OF + "10 AdamW steps at 1.25e-3"
+SMALL_MODEL = "untrained model, d = 64, 8 seeds"
+DEEPLOOP_TOY = "toy: post-norm ReLU blocks, d = 64, 4 seeds, R = 8 to 64"
+PUBLISHED_SMALL_AND_MEDIUM = "12 and 24 layers, FineWeb-Edu, 100,000 steps"
+
+CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
+    Claim(
+        "P1-identity", "The final norm splits exactly: R_N² = R_0² + B + C, what the increments share with the start "
+        "and with each other.",
+        "section 3.2", "an identity", "seconds", "toy: four kinds of branch, d = 256, 64 visits, float64",
+        {"largest relative error": EXACT}, identity,
+    ),
+    Claim(
+        "P1-theorem1", "The sum of a tied run's increments, and with it R_N, lies between two multiples of N.",
+        "theorem 1", "‖Σr‖²/d = Θ(N²), (εcN − R_0)₊ ≤ R_N ≤ R_0 + CεN", "seconds",
+        "toy: raw and normalised ReLU branch, d = 256, 8 seeds, 4, 16 and 64 visits",
+        {"share within the bounds": ONE}, theorem1,
+        note="The bounds are wide: a factor of about 50 apart.",
+    ),
+    Claim(
+        "P1-a", "Untied layers walk at random: the stream grows like √L, and 1/√L keeps it flat.",
+        "figure 2, top", "slopes about 1/2 and 0", "seconds", TOY,
+        {"slope in L, ε = 1": ROOT, "slope in L, ε = 1/√L": FLAT},
+        partial(toy_growth, False, {"slope in L, ε = 1": 0.0, "slope in L, ε = 1/√L": 0.5}),
+        note="A normalised branch: the raw one grows exponentially, see P1-untied.",
+    ),
+    Claim(
+        "P1-b", "Loops of one layer walk a line: the stream grows like N, still like √N with 1/√N, not with 1/N.",
+        "figure 2, bottom", "slopes about 1, 1/2 and 0", "seconds", TOY,
+        dict(zip(EPS, (LINEAR, ROOT, FLAT), strict=True)), partial(toy_growth, True, EPS),
+    ),
+    Claim(
+        "P1-c", "The squared norm of the summed increments grows like N² tied and like N untied.",
+        "section 3.2", "slopes 2 and 1", "seconds",
+        "toy: raw ReLU branch, d = 256, 8 seeds, 8 to 64 visits, ε = 1/N tied, 1/√N untied",
+        {"slope in N, tied": Band(1.9, 2.1, null=(0.85, 1.15)), "slope in N, untied": Band(0.85, 1.15)}, sum_law,
+    ),
+    Claim(
+        "P1-d", "Unscaled increments of a loop point the same way; those of untied blocks are as good as orthogonal.",
+        "cosines of increments", "after 10 steps at d = 768: 0.027 to 0.995 tied, −0.037 to 0.034 untied", "seconds",
+        "toy: one normalised ReLU branch, d = 256, 8 seeds, 64 visits, untrained",
+        {
+            "tied: smallest": Band(0), "tied: mean": Band(0.5, 1, null=(-0.1, 0.1)), "untied: mean": Band(-0.01, 0.01),
+            "untied: RMS over the 1/√d of chance": Band(0.95, 1.05),
+        },
+        toy_cosines,
+        note="A single vector in place of the paper's many tokens, so single cosines of untied blocks spread by 1/√d.",
+    ),
+    Claim(
+        "P1-untied", "Untied and not normalised, the mean square grows like exp(c L^(1 − 2α)) for ε = L^-α: bounded "
+        "from α = 1/2 on.",
+        "section 3.2, appendix A.1", "E R² is multiplied by about 1 + cε² in each layer", "seconds",
+        "toy: raw ReLU branch, d = 256, 256 seeds, 32 layers; log R² over its prediction with c = 1/2",
+        {f"over its prediction, α = {alpha}": Band(0.95, 1.05) for alpha in ("0", "0.25", "0.5")}, untied_exponential,
+    ),
+    Claim(
+        "P1-theorem2", "One sign-like step of size η moves the output by ηεN, so that η ∝ N^(α − 1) keeps the change: "
+        "with 1/N one learning rate for all N.",
+        "theorem 2", "at most C e^M ηεN", "seconds", TOY,
+        {"slope in η": Band(0.95, 1.05)} | {f"{name}, η ∝ 1/(εN)": Band(-0.25, 0.25) for name in EPS},
+        theorem2,
+        note="An upper bound, sharp only where the step acts coherently; it does not say where an optimum moves.",
+    ),
+    Claim(
+        "P1-e", "The change after one step grows like N unscaled, like √N with 1/√N, and hardly with 1/N.",
+        "one-step output change", "about N, √N, nearly flat", "seconds", TOY + ", one random sign-like step",
+        STEEPER,
+        partial(toy_output_change, lambda n, alpha: 1e-3),
+        note="Unscaled it grows a little faster than N: the exponential in the bound shows.",
+    ),
+    Claim(
+        "P1-theorem3", "λ/(N√L) keeps the stream flat over layers and loops; a rule that sees only one of them, or "
+        "only their product, does not.",
+        "theorem 3", "the summed increments are O(λ² + λ⁴)", "seconds",
+        "toy: normalised ReLU branch, d = 128, 8 seeds, L and N in 1, 4, 16",
+        {
+            "1/(N√L): largest over smallest": Band(1, 1.1), "1/N: L = 16 over L = 1": Band(1.5, null=(0.9, 1.1)),
+            "1/√(NL): N = 16 over N = 1": Band(1.5, null=(0.9, 1.1)),
+        },
+        theorem3,
+    ),
+    Claim(
+        "P1-a-model", "The same in a transformer: untied depth grows like √L, and 1/√L keeps it flat.",
+        "figure 2, top", "slopes about 1/2 and 0", "minutes", MODEL_AFTER_TEN + ", L = 8 to 64, N = 1",
+        {"slope in L, ε = 1": MODEL_ROOT, "slope in L, ε = 1/√L": MODEL_FLAT}, untied_model_growth,
+    ),
+    Claim(
+        "P1-b-model", "The same in a transformer: loops grow like N, like √N with 1/√N, not with 1/N.",
+        "figure 2, bottom", "slopes about 1, 1/2 and 0", "minutes", MODEL_AFTER_TEN + ", L = 4, N = 8 to 64",
+        dict(zip(EPS, (MODEL_LINEAR, MODEL_ROOT, MODEL_FLAT), strict=True)), tied_model_growth,
+    ),
+    Claim(
+        "P1-d-model", "The same in a transformer: increments of unscaled loops line up, those of untied blocks do not.",
+        "cosines of increments", "after 10 steps at d = 768: 0.027 to 0.995 tied, −0.037 to 0.034 untied", "minutes",
+        MODEL_AFTER_TEN + ", 64 loops of 4 blocks against 64 blocks",
+        {
+            "tied: smallest": Band(0), "tied: mean": Band(0.3, 1, null=(-0.1, 0.1)),
+            "untied: mean": Band(-0.1, 0.1),
+        },
+        tied_cosines_of_model,
+        note="The contrast. How near to orthogonal untied blocks stay is asked by P1-d-chance.",
+    ),
+    Claim(
+        "P1-d-chance", "No two increments of untied blocks are further from orthogonal than by chance, 1/√d.",
+        "cosines of increments", "after 10 steps at d = 768: −0.037 to 0.034, where 1/√d = 0.036", "minutes",
+        MODEL_AFTER_TEN + ", 64 blocks; 1/√d = 0.088",
+        {
+            "smallest before training, over 1/√d": Band(-1.25, 0), "largest before training, over 1/√d": Band(0, 1.25),
+            "smallest after 10 steps, over 1/√d": Band(-1.25, 0), "largest after 10 steps, over 1/√d": Band(0, 1.25),
+        },
+        untied_cosines_of_model,
+        note="Here ten steps on one batch turn the blocks a little towards each other, the first ones most.",
+    ),
+    Claim(
+        "P1-e-model", "The same in a transformer: one step's change grows like N, like √N with 1/√N, hardly with 1/N.",
+        "one-step output change", "about N, √N, nearly flat", "minutes",
+        MODEL_OF + "one AdamW step at 1.25e-3, L = 4, N = 8 to 64",
+        STEEPER,
+        partial(model_output_change, LAYERS, MODEL),
+        note="See P1-e-small: how close the exponents come depends on the size.",
+    ),
+    Claim(
+        "P1-e-small", "The same in a smaller transformer: the change grows like N, like √N with 1/√N, hardly with 1/N.",
+        "one-step output change", "about N, √N, nearly flat", "seconds",
+        "Llama's block, d = 64, 3 seeds, one AdamW step at 1.25e-3, L = 2, N = 8 to 64", STEEPER,
+        partial(model_output_change, 2, SMALL),
+        note="Steeper than √N with 1/√N. The order of the three rules and the flatness of 1/N are there.",
+    ),
+    Claim(
+        "P1-lr", "At λ/(N√L) one step's change is the same for every N, and for every L if the learning rate has 1/√L; "
+        "without, it grows with L, at most like √L.",
+        "learning-rate proposition", "at most C ηλ√L", "minutes",
+        MODEL_OF + "one AdamW step at 1.25e-3, L = 4 and N = 8 to 64, or N = 2 and L = 8 to 64",
+        {
+            "slope in N": MODEL_FLAT, "slope in L": MODEL_FLAT,
+            "slope in L, one learning rate": Band(0.15, 0.65, null=(-0.15, 0.15)),
+        },
+        learning_rate_factor,
+        note="An upper bound, so that any growth up to √L agrees with it. A first band, from 0.35 on, overlooked that.",
+    ),
+    Claim(
+        "P1-f", "At equal tuning 1/N ends at a lower loss than 1/√N.",
+        "12 layers in 8 loops", "0.025 nats, the only loss difference in the text", "minutes",
+        band={"1/√N less 1/N at N = 8, nats": Band(0)},
+    ),
+    Claim(
+        "P1-g", "With 1/N the best learning rate is nearly the same for every N; with 1/√N it moves.",
+        "learning-rate sweeps", "one optimum for N = 1, 2, 4, 8", "minutes",
+        band={
+            "1/N: octaves from N = 1 to 8": Band(-0.5, 0.5),
+            "1/√N: octaves from N = 1 to 8, either way": Band(0.5, null=(0, 0.5)),
+        },
+    ),
+    Claim(
+        "P1-h", "With 1/√(L/L_ref) on the learning rate one base value serves every L and N.",
+        "learning-rate sweeps", "L = 12, 24, 48; at L = 48, N = 8 training diverges above 2e-3", "minutes",
+        band={"octaves from L = 2 to 8": Band(-0.5, 0.5)},
+    ),
+    Claim(
+        "P1-i", "Trained, the increments of early and middle loops still point the same way; the last does not.",
+        "after 20,000 steps at N = 8", "cosines mostly 0.3 to 0.6, the last near 0 or negative", "gpu",
+    ),
+    Claim(
+        "P1-j", "After training the final norm is about equal for all N.",
+        "after 20,000 steps", "equal within a group of one depth", "gpu",
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    Claim(
+        "P2-a", "Skip and init gain of one exponent p cancel to a constant: αβ = 4^-p.",
+        "definition of α and β", "1/√2 for DeepNorm, 1/2 for DeepLoop", "seconds",
+        "rows of RULES, five shapes from 2 x 1 to 24 x 7",
+        {"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT},
+        partial(alpha_beta, {"deepnorm": lambda a, b, K, R: a * b * 2**0.5, "deeploop": lambda a, b, K, R: a * b * 2}),
+    ),
+    Claim(
+        "P2-b", "One visit's weight in the output, β/α, falls like 1/√N for DeepNorm, like 1/N for DeepLoop, N = KR.",
+        "definition of α and β", "1/(2√N) and 1/(4N)", "seconds",
+        "rows of RULES, five shapes from 2 x 1 to 24 x 7",
+        {"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT},
+        partial(alpha_beta, {
+            "deepnorm": lambda a, b, K, R: b / a * 2 * (K * R) ** 0.5, "deeploop": lambda a, b, K, R: b / a * 4 * K * R,
+        }),
+    ),
+    Claim(
+        "P2-c", "For visits that all line up, the bound on one step's change grows with the rounds R under DeepNorm "
+        "and not under DeepLoop.",
+        "first-order bound", "M R (β/α)² = R/2 and 1/(8K), M = 2KR", "seconds",
+        "rows of RULES, five shapes from 2 x 1 to 24 x 7",
+        {"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT},
+        partial(alpha_beta, {
+            "deepnorm": lambda a, b, K, R: 2 * K * R * R * (b / a) ** 2 / (R / 2),
+            "deeploop": lambda a, b, K, R: 2 * K * R * R * (b / a) ** 2 * 8 * K,
+        }),
+        note="So DeepLoop at R = 1 is not DeepNorm: its α and β differ there too. What agrees is the criterion.",
+    ),
+    Claim(
+        "P2-d", "α on the skip, inside the norm, acts like 1/α on the branch.",
+        "expansion of RMSNorm(αx + z)", "up to a remainder of order 1/α²", "seconds",
+        "d = 256, 8 seeds, α = 8 to 512", {"slope of the remainder": Band(-2.1, -1.9)}, skip_is_inverse_branch,
+    ),
+    Claim(
+        "P2-e", "One gradient step's change stays bounded from p = 1/2 on where visits share their weights, "
+        "from p = 1/4 on where they do not: p ≥ (1 + γ)/4.",
+        "exponent rule", "γ = 1 tied, 0 untied", "seconds", DEEPLOOP_TOY,
+        {
+            "slope in R, tied, p = 1/4": LINEAR, "slope in R, tied, p = 3/8": ROOT, "slope in R, tied, p = 1/2": FLAT,
+            "slope in R, untied, p = 1/4": FLAT, "slope in R, untied, p = 3/8": Band(-0.6, -0.4),
+            "slope in R, untied, p = 1/2": Band(-1.1, -0.9),
+        },
+        partial(exponent_rule, False),
+    ),
+    Claim(
+        "P2-f", "The rule is about steps as large as the gradient: under a sign-like step, as Adam's, tied and untied "
+        "visits need the same p.",
+        "an assumption of the bound, turned round by us", "not tested there", "seconds", DEEPLOOP_TOY,
+        {
+            f"slope in R, {tying}, p = {p}": Band(expected - 0.08, expected + 0.08)
+            for tying in ("tied", "untied") for p, expected in (("1/4", 0.5), ("3/8", 0.25), ("1/2", 0.0))
+        },
+        partial(exponent_rule, True),
+    ),
+    Claim(
+        "P2-g", "The alignment κ_R is about 1 for visits that have nothing in common, and R for visits that agree.",
+        "definition of κ_R", "between 0 and R; not measured there", "minutes",
+    ),
+    Claim(
+        "P2-h", "Without reuse, DeepLoop costs nothing: at R = 1 it is level with pre-norm.",
+        "table of validation losses", "+0.0004 and +0.0011 nats, " + PUBLISHED_SMALL_AND_MEDIUM, "gpu",
+    ),
+    Claim(
+        "P2-i", "With reuse, DeepLoop ends at a lower loss than the looped pre-norm model.",
+        "table of validation losses", "0.0153 to 0.0278 nats at R = 3, 5, 7, " + PUBLISHED_SMALL_AND_MEDIUM, "gpu",
+        note="The baseline is an unscaled pre-norm loop, not a looped DeepNorm.",
+    ),
+    Claim(
+        "P2-j", "More rounds lower the loss, with DeepLoop and without.",
+        "table of validation losses", "small: 2.863 to 2.770 and 2.751 from R = 1 to 7", "gpu",
+    ),
+    Claim(
+        "P2-k", "The gain carries over to downstream tasks.",
+        "table of 8 tasks", "medium, no examples, R = 7: 52.95 against 53.88; not in every cell", "gpu",
+    ),
+    Claim(
+        "P2-l", "On ARC-AGI-1 a hierarchical reasoning model gains.",
+        "table of ARC-AGI-1", "31.50 against 35.50 with one vote, 50.75 against 51.50 with 1,000", "gpu",
+    ),
+    Claim(
+        "P2-m", "The larger the exponent, the more seeds train.",
+        "exponent sweep, R = 3", "0 of 5 at p = 0.30, 3 of 5 at 0.50, all from 0.55 on", "gpu",
+        note="p = 1/4 is not in the sweep, and p = 1/2 is not the smallest that always trains.",
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    Claim(
+        "P3-gamma", "The residual scale is γ = λ/(H√M), λ = 1/2: the law of P1-theorem3 without a reference depth.",
+        "residual scaling", "0.01757 for M = 10 blocks in H = 9 loops", "seconds", "rows of RULES",
+        {"γ at M = 10, H = 9": Band(0.017565, 0.017575), "relative difference from λ/(N√L)": EXACT},
+        gamma,
+    ),
+    Claim(
+        "P3-injection", "Re-injection fades: g_t = λ/(t√M) from the second loop on, nothing before the first.",
+        "re-injection", "M = 10: 0.0791, 0.0176, 0.0132 at t = 2, 9, 12", "seconds", "the model's own schedule",
+        {
+            "g at t = 1": NOTHING, "g at t = 2": Band(0.07905, 0.07915), "g at t = 9": Band(0.01755, 0.01765),
+            "g at t = 12": Band(0.01315, 0.01325),
+        },
+        reinjection,
+    ),
+    Claim(
+        "P3-residual", "The looping residual is an average whose weights sum to 1, so that a constant attention output "
+        "counts exactly twice, for every β.",
+        "looping residual", "weights β^(m − j) (1 − β)/(1 − β^m)", "seconds", "9 writes, float64",
+        {"error of the closed form": EXACT, "constant o: update less 2o": EXACT}, looping_residual,
+        note="So β = 0 does not switch it off, it doubles the update.",
+    ),
+    Claim(
+        "P3-routers", "The routers of all loops start as copies: at first every loop decides alike.",
+        "per-loop routers", "copies of the first", "seconds", "2 blocks in 9 loops, 8 experts, the same 64 tokens",
+        {"routers a layer": Band(9, 9), "same choices": ONE, "difference of the weights": NOTHING}, routers_at_init,
+    ),
+    Claim(
+        "P3-segments", "Segmented backprop with one segment is ordinary backprop, bit for bit.",
+        "segmented backprop", "an identity", "seconds", "every part of LOOM, 2 blocks in 9 loops, d = 64, float32",
+        {"largest difference": NOTHING}, segments_are_backprop,
+    ),
+    Claim(
+        "P3-cut", "With 3 loops in a segment 9 loops make 3 losses, and no gradient crosses a cut.",
+        "segmented backprop", "ceil(H/K) updates a batch", "seconds", "every part of LOOM, 2 blocks in 9 loops, d = 64",
+        {
+            "losses of 9 loops, 3 in a segment": Band(3, 3), "gradient across the cut": NOTHING,
+            "gradient within the segment": Band(1e-12),
+        },
+        cuts,
+    ),
+    Claim(
+        "P3-a", "Unscaled, the activation variance of a looped mixture of experts explodes with the loops; γ "
+        "stops it, and so does a norm that closes each loop.",
+        "figure 3, second-hand", "above 1000 to above 2500 at H = 6, 9, 12", "seconds",
+        "10 blocks, 8 experts with normed output; before the closing norm; " + SMALL_MODEL,
+        {
+            "unscaled: slope in H": Band(1.7, 2.3, null=(-0.2, 0.2)),
+            "unscaled: H = 12 over H = 1": Band(50, null=(0, 2)),
+            "unscaled, loop-end norm: H = 12 over H = 1": Band(0, 3),
+            "scaled by γ: H = 12 over H = 1": Band(0.9, 1.1),
+        },
+        blow_up,
+        note="Where the published probe sat, and whether its plain loop had a closing norm, is not known.",
+    ),
+    Claim(
+        "P3-a-1000", "The unscaled variance is above 1000 from 6 loops on.",
+        "figure 3, second-hand", "above 1000 at H = 6, above 2500 at H = 12", "seconds",
+        "10 blocks, 8 experts with normed output, no loop-end norm, " + SMALL_MODEL,
+        {
+            "variance at H = 6": Band(1000, null=(0, 1000)), "variance at H = 9": Band(1000, null=(0, 1000)),
+            "variance at H = 12": Band(2500, null=(0, 2500)),
+        },
+        blow_up_past_1000,
+        note="A small model before training, a large one in it: the law can be the same, the value cannot.",
+    ),
+    Claim(
+        "P3-a-spikes", "From 6 loops on an unscaled model does not recover from its loss spikes.",
+        "figure 3, second-hand", "perplexity above 1000", "minutes",
+    ),
+    Claim(
+        "P3-b", "With a shared router all loops use the same experts; a router for each loop changes that, and spreads "
+        "the load.",
+        "figure 4, left, second-hand", "cosine of loads above 0.98 at H = 9", "minutes",
+    ),
+    Claim(
+        "P3-b-chance", "A cosine of loads near 1 is no sign of it: independent random routers have that too, and their "
+        "choices overlap by chance only.",
+        "figure 4, left, turned round by us", "no chance level given", "seconds",
+        "9 independent random routers, 30 experts, 6 for a token, 8,192 random tokens of width 256",
+        {
+            "cosine of loads: smallest": Band(0.98, 1), "cosine of loads: mean": Band(0.98, 1),
+            "overlap of choices: mean": Band(0.18, 0.22),
+        },
+        chance_of_agreement,
+    ),
+    Claim(
+        "P3-c", "Without re-injection LOOM is much worse, without the looping residual a little.",
+        "table 5, second-hand, H = 9", "perplexity 18.62, 26.05, 19.25", "minutes",
+    ),
+    Claim(
+        "P3-d", "Scaling alone bounds the variance and leaves the loss above the full recipe's.",
+        "second-hand", "a curve", "minutes",
+    ),
+    Claim(
+        "P3-e", "With segments of K loops the saved activations do not grow with the loops.",
+        "figure 5, second-hand, H = 12", "memory 19.3 to 12.6 GiB in all", "seconds",
+        "every part of LOOM, 2 blocks, d = 64; bytes at 12 loops over bytes at 3",
+        {"bytes, K = 3": ONE, "bytes, no segments": Band(3, 4)}, segment_memory,
+    ),
+    Claim(
+        "P3-e-time", "Segments halve the time of training.",
+        "figure 5, second-hand, H = 12", "26.1 to 12.6 hours", "minutes",
+        note="Nothing in the method explains it: every loop still runs forwards and backwards once.",
+    ),
+    Claim(
+        "P3-f", "Segments with an update each end at a far lower loss than ordinary backprop.",
+        "table 6, second-hand, H = 9", "perplexity 81.04 without, 14.80 with", "minutes",
+    ),
+    Claim(
+        "P3-g", "The recipe holds at 12 loops.",
+        "350M parameters, second-hand", "perplexity 14.86, accuracy 41.4 %", "gpu",
+    ),
+    Claim(
+        "P3-h", "At equal compute a looped model wins, best with 4 or 5 loops.",
+        "700M parameters, second-hand", "perplexity 18.36 to 16.54, accuracy 38.84 to 39.53 %", "gpu",
+    ),
+    Claim(
+        "P3-i", "At 1.7B parameters and 60B tokens 9 loops beat 1, and 12 are no better than 9.",
+        "1.7B parameters, second-hand", "perplexity 9.62, 7.77, 7.84 at H = 1, 9, 12", "gpu",
+    ),
+    Claim(
+        "P3-j", "A token meets many more experts over the loops than one loop shows it.",
+        "README of the official code, 1.7B parameters, H = 9", "14.6 of 30; 6 if loops repeated themselves", "gpu",
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    Claim(
+        "R-identities", "At one loop the factored rule is Depth-μP, and the rules of the loop count change nothing.",
+        "Depth-μP, arXiv 2310.02244", "identities", "seconds", "rows of RULES, 1 to 48 layers",
+        {f"difference, {pair}": NOTHING for pair in ("factored and depth_mup", "sqrt and none", "inverse and none")},
+        rule_identities,
+    ),
+    Claim(
+        "R-layernorm-scaling", "LayerNorm Scaling tames untied depth, not loops: tied, the stream still grows like √N.",
+        "LayerNorm Scaling, arXiv 2502.05795, turned round by us", "made for untied layers", "seconds",
+        "dense, 8 to 64 visits, " + SMALL_MODEL,
+        {"untied: slope in L": Band(-0.15, 0.15), "tied: slope in N": Band(0.4, 0.65, null=(-0.15, 0.15))},
+        layernorm_scaling,
+    ),
+)}  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Choose, print, record
+
+Results = dict[str, Mapping[str, Measured]]  # by the claim's id
+
+PAPERS = {
+    "P1": "On the Residual Scaling of Looped Transformers, arXiv 2606.18524",
+    "P2": "DeepLoop, arXiv 2607.13491",
+    "P3": "LOOM, Looping Beyond Twice, arXiv 2610.01153",
+    "R": "Related rules",
+}
+
+
+def select(ids: Sequence[str] = (), tier: Tier | None = None) -> list[Claim]:
+    """The claims of these ids that are of this tier. No ids: all; no tier: any, or without ids the seconds.
+
+    Raises ValueError for an id that is not in the ledger, and where nothing is left.
+    """
+    unknown = [id for id in ids if id not in CLAIMS]
+    if unknown:
+        raise ValueError(f"no claim {', '.join(unknown)}; there are {', '.join(CLAIMS)}")
+    if not ids and tier is None:
+        tier = "seconds"
+    chosen = [claim for claim in CLAIMS.values() if (not ids or claim.id in ids) and tier in (None, claim.tier)]
+    if not chosen:
+        raise ValueError(f"none of {', '.join(ids)} is of the tier {tier}: leave --tier out")
+    return chosen
+
+
+def lines(claim: Claim, measured: Mapping[str, Measured] | None, width: int = 100) -> list[str]:
+    """A claim as it is printed: id, verdict and statement, then each quantity, its value and its band."""
+    statement = textwrap.shorten(claim.statement, max(20, width - 49), placeholder=" ...")
+    found = [f"{claim.id:19}  {verdict(claim, measured):25}  {statement}"]
+    for name, value in (measured or {}).items():
+        found.append(f"    {name:42} {value!s:24} band {claim.band[name]}")
+    return found
+
+
+def summary(results: Mapping[str, Mapping[str, Measured] | None]) -> str:
+    """How many claims there are of each verdict."""
+    counts = Counter(verdict(CLAIMS[id], measured) for id, measured in results.items())
+    return ", ".join(f"{name}: {counts[name]}" for name in get_args(Verdict) if counts[name])
+
+
+def report(claims: Sequence[Claim]) -> Results:
+    """Measure the claims one after the other, and print each as it is done. What has no measure yet is printed too."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    results: dict[str, Mapping[str, Measured] | None] = {}
+    for claim in claims:
+        results[claim.id] = None if claim.measure is None else claim.measure()
+        print(*lines(claim, results[claim.id], width), sep="\n", flush=True)
+    print(f"\n{len(claims)} of {len(CLAIMS)} claims; {summary(results)}.")
+    return {id: measured for id, measured in results.items() if measured is not None}
+
+
+# claims.json: for each measured claim, by its id, {"measured": {quantity: [value, low, high]}, "provenance": {...}}
+Ledger = dict[str, dict[str, Any]]
+
+
+def load(folder: Path) -> Ledger:
+    """What `record` wrote into the folder; without a file, nothing. Claims that have changed since are left out."""
+    path = folder / "claims.json"
+    if not path.exists():
+        return {}
+    try:
+        stored = dict(json.loads(path.read_text(encoding="utf-8")).items())
+        return {
+            id: dict(
+                measured={name: Measured(*numbers) for name, numbers in stored[id]["measured"].items()},
+                provenance=stored[id]["provenance"],
+            )
+            for id, claim in CLAIMS.items()
+            if id in stored and stored[id]["measured"].keys() == claim.band.keys()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a record of claims ({error!r}): restore it, or move it away") from error
+
+
+def record(folder: Path, results: Results, source: dict[str, Any]) -> None:
+    """Write the results into the folder: claims.json, and claims.md made from it. Of other claims they keep what is
+    known. source: the `provenance` of the results. Raises ValueError, and leaves the folder as it is, for a file there
+    that is no such record.
+    """
+    ledger = load(folder)
+    for id, measured in results.items():
+        rounded = {name: Measured(*(float(f"{x:.6g}") for x in value)) for name, value in measured.items()}
+        ledger[id] = dict(measured=rounded, provenance=source)
+    ledger = {id: ledger[id] for id in CLAIMS if id in ledger}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("claims.json", json.dumps(ledger, indent=1) + "\n"), ("claims.md", page(ledger))):
+        new = folder / f"{name}.new"
+        new.write_text(text, encoding="utf-8")
+        new.replace(folder / name)
+
+
+def page(ledger: Ledger) -> str:
+    """The ledger as Markdown, one table per paper, and the runs that it comes from."""
+    runs: list[dict[str, Any]] = []
+    for entry in ledger.values():
+        if entry["provenance"] not in runs:
+            runs.append(entry["provenance"])
+    results = {id: ledger[id]["measured"] if id in ledger else None for id in CLAIMS}
+    text = [
+        "# What the papers claim, and what this code measures",
+        "",
+        "Made by `minilooped claims --out`, not by hand. Each claim is a function in `minilooped/claims.py`, with the "
+        "band in which it has to lie; the verdict follows from the two. An interval is two standard errors over seeds "
+        "to either side. It holds here if all of it lies in the band. It is not visible at this scale if it reaches "
+        "into the band only in part, or to where it would be without any effect. Otherwise it is contradicted here. "
+        "A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known here from "
+        "an account of the paper and not from its text.",
+        "",
+        f"{len(CLAIMS)} claims; {summary(results)}.",
+        "",
+    ]
+    for prefix, title in PAPERS.items():
+        text += [
+            f"## {prefix}. {title}",
+            "",
+            "| claim | statement | published | measured here | verdict | tier |",
+            "|---|---|---|---|---|---|",
+        ]
+        for claim in CLAIMS.values():
+            if claim.id.partition("-")[0] == prefix:
+                measured = results[claim.id]
+                scale = [f"On: {claim.scale}."] if measured else []
+                values = [f"{name}: **{value}**, band {claim.band[name]}" for name, value in (measured or {}).items()]
+                run = f", run {runs.index(ledger[claim.id]['provenance']) + 1}" if measured else ""
+                statement = "<br>".join([claim.statement, *([f"*{claim.note}*"] if claim.note else [])])
+                cells = [
+                    claim.id, statement, f"{claim.published}<br>({claim.source})", "<br>".join(values + scale),
+                    verdict(claim, measured), claim.tier + run,
+                ]  # fmt: skip
+                text.append(f"| {' | '.join(cells)} |")
+        text.append("")
+    text += ["## Runs", ""]
+    for number, run in enumerate(runs, 1):
+        facts = ", ".join(f"{name} {value}" for name, value in run.items() if name != "made_by" and value is not None)
+        text.append(f"{number}. `{run['made_by']}`: {facts}")
+    return "\n".join(text) + "\n"

@@ -1,0 +1,205 @@
+"""The ledger: verdicts that follow from numbers, every claim of the seconds tier measured, a record that keeps."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from minilooped import claims, cli, toy
+from minilooped.claims import CLAIMS, PAPERS, Band, Claim, Measured, exactly, verdict
+from minilooped.model import RULES, LoopedGPT
+from minilooped.provenance import provenance
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "data" / "results"
+SECONDS = [claim for claim in CLAIMS.values() if claim.tier == "seconds"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The verdict
+
+
+def one(*bands: Band) -> Claim:
+    return Claim("X", "", "", "", "seconds", "", {str(i): band for i, band in enumerate(bands)}, dict)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "null", "expected"),
+    [
+        (0.95, 1.05, None, "holds here"),
+        (0.9, 1.1, None, "holds here"),  # the edges belong to the band
+        (0.85, 0.95, None, "not visible at this scale"),  # too uncertain to say
+        (0.5, 2.0, None, "not visible at this scale"),
+        (0.4, 0.6, None, "contradicted here"),
+        (1.2, 1.3, (-0.1, 0.1), "contradicted here"),
+        (-0.02, 0.02, (-0.1, 0.1), "not visible at this scale"),  # no effect
+        (0.08, 0.3, (-0.1, 0.1), "not visible at this scale"),  # none, or too small
+        (math.nan, math.nan, (-0.1, 0.1), "contradicted here"),
+        (math.inf, math.inf, None, "contradicted here"),
+    ],
+)
+def test_verdict_of_an_interval_and_the_band_from_0_9_to_1_1(low, high, null, expected):
+    measured = {"0": Measured((low + high) / 2, low, high)}
+    assert verdict(one(Band(0.9, 1.1, null)), measured) == expected
+
+
+def test_the_worst_quantity_decides():
+    claim = one(Band(0, 1), Band(0, 1, null=(2, 3)))
+    assert verdict(claim, {"0": exactly(0.5), "1": exactly(0.5)}) == "holds here"
+    assert verdict(claim, {"0": exactly(0.5), "1": exactly(2.5)}) == "not visible at this scale"
+    assert verdict(claim, {"0": exactly(5), "1": exactly(2.5)}) == "contradicted here"
+
+
+def test_verdict_without_a_measurement_says_what_is_missing():
+    assert verdict(CLAIMS["P1-i"], None) == "needs a GPU"
+    assert verdict(CLAIMS["P1-g"], None) == "not yet measured"
+
+
+def test_numbers_and_bands_are_printed_as_one_reads_them():
+    assert str(Measured(-0.001, -0.004, 0.016)) == "0.00 (0.00 to 0.02)"
+    assert [str(exactly(x)) for x in (0, 1, 0.01757, 2.22e-16, 1551.4)] == ["0", "1", "0.01757", "2.22e-16", "1551"]
+    assert str(Measured(1550.6, 1414.2, 1687)) == "1551 (1414 to 1687)"
+    bands = (Band(0.9, 1.1), Band(1, 1), Band(5), Band(high=5))
+    assert [str(band) for band in bands] == ["0.9 to 1.1", "exactly 1", "at least 5", "at most 5"]
+
+
+def test_uncertainty_is_two_standard_errors():
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    error = 2 * (5 / 3) ** 0.5 / 2
+    assert claims.over_seeds(values) == pytest.approx((2.5, 2.5 - error, 2.5 + error))
+    assert claims.slope((1, 2, 4), torch.tensor([[1.0, 4, 16], [3, 12, 48]])) == pytest.approx((2, 2, 2))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The entries
+
+
+def test_every_statement_of_the_papers_has_an_entry():
+    for paper, last in (("P1", "j"), ("P2", "m"), ("P3", "j")):
+        assert {f"{paper}-{chr(letter)}" for letter in range(ord("a"), ord(last) + 1)} <= CLAIMS.keys()
+    assert {"P1-theorem1", "P1-theorem2", "P1-theorem3", "P1-identity"} <= CLAIMS.keys()
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_entry_is_whole(claim):
+    assert claim.id.partition("-")[0] in PAPERS
+    assert claim.statement.endswith(".") and claim.source and claim.published
+    assert "|" not in claim.statement + claim.source + claim.published + claim.scale + claim.note  # cells of a table
+    assert claim.measure is None or (claim.band and claim.scale)
+    assert claim.tier != "seconds" or claim.measure is not None
+    for band in claim.band.values():
+        assert band.low <= band.high
+        if band.null:  # outside the band, but for the edge
+            assert band.null[0] <= band.null[1] and (band.null[1] <= band.low or band.high <= band.null[0])
+
+
+@pytest.mark.parametrize("claim", SECONDS, ids=lambda claim: claim.id)
+def test_claim_measures_what_is_recorded(claim):
+    """The same verdict and, to what another machine may change, the same numbers. The global generator is left be."""
+    before = torch.get_rng_state()
+    measured = claim.measure()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert list(measured) == list(claim.band)
+    recorded = claims.load(RESULTS)[claim.id]["measured"]
+    assert verdict(claim, measured) == verdict(claim, recorded)
+    for name, value in measured.items():
+        assert value == pytest.approx(recorded[name], rel=0.05, abs=0.02), name
+
+
+def test_what_is_not_there_is_not_seen():
+    """Claims about code that lacks what they claim: increments that do not line up, two exponents, copies, cuts."""
+
+    def now(*ids: str) -> set[str]:
+        return {verdict(CLAIMS[id], CLAIMS[id].measure()) for id in ids}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy, "untied", lambda n, *rest, **options: toy.recursion(*toy.draw(**options), n, *rest))
+        assert now("P1-a", "P1-c", "P1-d") == {"contradicted here"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RULES, "deeploop", RULES["deepnorm"])
+        assert now("P2-a", "P2-b", "P2-c") == {"contradicted here"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "LOOM", claims.replace(claims.LOOM, router_init="independent"))
+        assert now("P3-routers") == {"contradicted here"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopedGPT, "segment_losses", lambda model, idx, targets: iter([model(idx, targets)[1]]))
+        assert now("P3-e") == {"contradicted here"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The record
+
+
+def test_the_page_is_made_from_the_record():
+    ledger = claims.load(RESULTS)
+    assert (RESULTS / "claims.md").read_text(encoding="utf-8") == claims.page(ledger)
+    assert ledger.keys() == {id for id, claim in CLAIMS.items() if claim.measure is not None}
+
+
+def test_the_page_has_every_claim_once_and_whole_rows():
+    page = claims.page(claims.load(RESULTS))
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert {len(row) for row in rows} == {6}
+    assert [row[0] for row in rows if row[0] != "claim"] == list(CLAIMS)
+
+
+def run(capsys, *argv):
+    status = cli.main(["claims", *argv])
+    return status, *capsys.readouterr()
+
+
+def test_a_few_claims_are_printed_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run(capsys, "P2-a", "P1-i", "P2-a")
+    assert status == 0 and not list(tmp_path.iterdir())
+    first, *_, total = out.splitlines()
+    assert first.split()[:3] == ["P1-i", "needs", "a"], "in the order of the ledger, each once"
+    assert "relative error, deeploop" in out and total == f"2 of {len(CLAIMS)} claims; holds here: 1, needs a GPU: 1."
+
+
+def test_record_keeps_the_claims_that_are_not_measured_now(tmp_path, capsys):
+    assert run(capsys, "P2-a", "--out", str(tmp_path / "new"))[0] == 0
+    first = claims.load(tmp_path / "new")
+    assert run(capsys, "P2-d", "--out", str(tmp_path / "new"))[0] == 0
+    both = claims.load(tmp_path / "new")
+    assert first.keys() == {"P2-a"} and both.keys() == {"P2-a", "P2-d"} and both["P2-a"] == first["P2-a"]
+    page = (tmp_path / "new" / "claims.md").read_text(encoding="utf-8")
+    assert f"1. `minilooped claims P2-a --out {tmp_path / 'new'}`: date " in page and "\n2. `" in page
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["claims.json", "claims.md"]
+
+
+def test_a_claim_that_has_changed_since_is_measured_anew(tmp_path, monkeypatch):
+    claims.record(tmp_path, {"P2-d": {"slope of the remainder": exactly(-2)}}, provenance("by hand"))
+    assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "holds here"
+    monkeypatch.setitem(CLAIMS, "P2-d", claims.replace(CLAIMS["P2-d"], band={"another quantity": Band(0)}))
+    assert claims.load(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"P2-d": 1}', '{"P2-d": {"measured": {"slope of the remainder": 1}}}'])
+def test_a_damaged_record_is_refused_before_anything_is_measured(tmp_path, capsys, text):
+    (tmp_path / "claims.json").write_text(text, encoding="utf-8")
+    status, out, err = run(capsys, "P2-d", "--out", str(tmp_path))
+    assert status == 1 and out == "" and err.startswith("minilooped claims: ") and err.count("\n") == 1
+    assert "claims.json is not a record of claims" in err and "move it away" in err
+    assert (tmp_path / "claims.json").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("P9-z", "no claim P9-z; there are P1-identity, P1-theorem1, P1-a,"),
+        ("P2-a --tier gpu", "none of P2-a is of the tier gpu: leave --tier out"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_one_clear_line(capsys, argv, message):
+    status, out, err = run(capsys, *argv.split())
+    assert status == 1 and out == "" and err.startswith(f"minilooped claims: {message}") and err.count("\n") == 1
+
+
+def test_the_tier_chooses(capsys):
+    assert claims.select() == claims.select(tier="seconds") == SECONDS
+    assert {claim.tier for claim in claims.select(tier="minutes")} == {"minutes"}
+    assert claims.select(["P1-b-model"]) == [CLAIMS["P1-b-model"]]
+    status, out, _ = run(capsys, "--tier", "gpu")
+    assert status == 0 and out.count(" needs a GPU  ") == len(claims.select(tier="gpu"))
