@@ -12,7 +12,7 @@ The result is a dictionary from a trial to its loss, and a tidy CSV file, one li
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import product
@@ -76,13 +76,16 @@ class LanguageModel:
         """Validation windows (x, y), each (B, T), the same for every trial."""
         return list(eval_windows(self.corpus.val, self.model.block_size, self.train.batch_size))[:: self.eval_every_nth]
 
-    def __call__(self, trial: Trial) -> float:
+    def training(self, trial: Trial) -> Iterator[tuple[LoopedGPT, float]]:
+        """The model and its training loss after each step. It is one model all along: look at it before the next step.
+
+        Raises FloatingPointError when loss or gradient stops being finite.
+        """
         shape = dict(rule=trial.rule, n_layer=trial.n_layer, n_loop=trial.n_loop)
         config = replace(self.model, **shape, vocab_size=self.corpus.tokenizer.vocab_size)
         training = replace(self.train, lr=trial.lr, seed=trial.seed)
         device, _ = pick_device(training.device)
         dtype, _ = pick_dtype(device, training.dtype)
-        autocast = partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32)
         with torch.random.fork_rng():
             torch.manual_seed(training.seed)
             model = LoopedGPT(config).to(device)
@@ -90,12 +93,21 @@ class LanguageModel:
             training.lr, training.weight_decay, betas=(training.beta1, training.beta2), optimizer=training.optimizer
         )
         stream = BatchStream(self.corpus.train, training.batch_size, config.block_size, seed=training.seed)
+        do_step = partial(
+            train_step, NextLoss(model), optimizer, grad_clip=training.grad_clip,
+            autocast=partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32),
+            step_per_segment=len(config.segments()) > 1 and training.step_per_segment is not False,
+        )  # fmt: skip
+        for step in range(training.max_steps):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, training) * group["lr_scale"]
+            loss, _, _ = do_step([next(stream) for _ in range(training.grad_accum)])
+            yield model, loss
+
+    def __call__(self, trial: Trial) -> float:
         try:
-            for step in range(training.max_steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(step, training) * group["lr_scale"]
-                batches = [next(stream) for _ in range(training.grad_accum)]
-                train_step(NextLoss(model), optimizer, batches, autocast=autocast, grad_clip=training.grad_clip)
+            for model, _ in self.training(trial):
+                pass
         except FloatingPointError:
             return math.inf
         loss = evaluate(model, self.windows)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_runs import DENSE, prepared
+from tiny_runs import DENSE, LOOM, prepared
 
 from minilooped.model import RULES, Row
 from minilooped.provenance import provenance
@@ -200,6 +200,19 @@ def test_language_model_is_what_the_trainer_trains(tmp_path):
     assert task(Trial("inverse", 1, 3, lr=0.01, seed=11)) == trained.val_loss
     assert torch.equal(torch.get_rng_state(), before)
     assert task(Trial("inverse", 1, 3, lr=0.01, seed=12)) != trained.val_loss
+
+
+@pytest.mark.parametrize("step_per_segment", [None, False])
+def test_language_model_with_segments_is_what_the_trainer_trains(tmp_path, step_per_segment):
+    settings = TrainConfig(
+        runs=str(tmp_path / "runs"), data=str(prepared(tmp_path / "data")), max_steps=4, batch_size=4, eval_every=0,
+        sample_every=0, log_every=1, seed=11, lr=0.01, step_per_segment=step_per_segment,
+    )  # fmt: skip
+    trained = train(LOOM, settings)
+    task = LanguageModel(LOOM, settings, eval_every_nth=1)
+    trial = Trial("loom", LOOM.n_layer, LOOM.n_loop, lr=0.01, seed=11)
+    assert [loss for _, loss in task.training(trial)] == [row["loss"] for row in trained.history]
+    assert task(trial) == trained.val_loss
 
 
 def test_diverged_run_has_infinite_loss(tmp_path):
