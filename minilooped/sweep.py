@@ -1,0 +1,288 @@
+"""Learning-rate sweeps: grids of short training runs, the best learning rate of each model, and how far it moves.
+
+    trials = grid(rules=["inverse", "sqrt"], n_layers=[2], n_loops=[1, 4], lrs=[1e-3, 2e-3, 4e-3], seeds=[1, 2])
+    losses = sweep(trials, Regression(), "sweep.csv")   # goes on where a killed sweep was
+    best(*curve(losses, "inverse", 2, 4))               # the learning rate with the lowest loss
+    shift(losses, "inverse", (2, 1), (2, 4))            # how many octaves it lies from that at one loop
+
+The result is a dictionary from a trial to its loss, and a tidy CSV file, one line per trial, with its provenance on top
+(pandas reads it with ``comment="#"``).
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+
+from .data import BatchStream, Corpus, eval_windows, load_corpus
+from .model import LoopedConfig, LoopedGPT, rms_norm
+from .provenance import provenance
+from .train import NextLoss, TrainConfig, evaluate, learning_rate, pick_device, pick_dtype, train_step
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run of a grid."""
+
+    rule: str  # a row of RULES
+    n_layer: int  # unique blocks L
+    n_loop: int  # loops N
+    lr: float  # peak learning rate
+    seed: int  # of weights and batches
+
+
+Losses = Mapping[Trial, float]  # inf: the run diverged
+
+
+def grid(
+    rules: Iterable[str], n_layers: Iterable[int], n_loops: Iterable[int], lrs: Iterable[float], seeds: Iterable[int]
+) -> list[Trial]:
+    """Every combination. Seed by seed, so that a sweep cut short is still a grid."""
+    return [Trial(*rest, seed) for seed, *rest in product(seeds, rules, n_layers, n_loops, lrs)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a trial trains. A task is a function from a trial to a loss, and a dataclass, so that its settings can be stored.
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Train a small `LoopedGPT` and return its validation loss in nats per token.
+
+    A trial takes the place of rule, n_layer and n_loop in `model`, and of lr and seed in `train`. The fields of `train`
+    about runs, logs and checkpoints are not used: nothing is written.
+    """
+
+    model: LoopedConfig
+    train: TrainConfig
+    eval_every_nth: int = 4  # of the validation windows, so many apart are evaluated
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return load_corpus(self.train.data, self.train.tokenizer)
+
+    @cached_property
+    def windows(self) -> list[tuple[Tensor, Tensor]]:
+        """Validation windows (x, y), each (B, T), the same for every trial."""
+        return list(eval_windows(self.corpus.val, self.model.block_size, self.train.batch_size))[:: self.eval_every_nth]
+
+    def __call__(self, trial: Trial) -> float:
+        shape = dict(rule=trial.rule, n_layer=trial.n_layer, n_loop=trial.n_loop)
+        config = replace(self.model, **shape, vocab_size=self.corpus.tokenizer.vocab_size)
+        training = replace(self.train, lr=trial.lr, seed=trial.seed)
+        device, _ = pick_device(training.device)
+        dtype, _ = pick_dtype(device, training.dtype)
+        autocast = partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32)
+        with torch.random.fork_rng():
+            torch.manual_seed(training.seed)
+            model = LoopedGPT(config).to(device)
+        optimizer = model.configure_optimizer(
+            training.lr, training.weight_decay, betas=(training.beta1, training.beta2), optimizer=training.optimizer
+        )
+        stream = BatchStream(self.corpus.train, training.batch_size, config.block_size, seed=training.seed)
+        try:
+            for step in range(training.max_steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(step, training) * group["lr_scale"]
+                batches = [next(stream) for _ in range(training.grad_accum)]
+                train_step(NextLoss(model), optimizer, batches, autocast=autocast, grad_clip=training.grad_clip)
+        except FloatingPointError:
+            return math.inf
+        loss = evaluate(model, self.windows)
+        return loss if math.isfinite(loss) else math.inf
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Fit a random function by a residual MLP in a loop: the smallest model whose best learning rate can move.
+
+    h <- h + branch * W2 relu(W1 rms_norm(h)) with L pairs (W1, W2) in N loops, between a fixed random input map and a
+    trained read-out; `branch` is what the trial's rule says, and so is the learning rate of W1 and W2. The target is a
+    random two-layer network. Full-batch AdamW at a constant learning rate. Returns the mean squared error over the
+    target's variance, averaged over the last ten steps.
+    """
+
+    width: int = 32  # d
+    n_input: int = 8
+    n_example: int = 512
+    steps: int = 150
+    weight_decay: float = 0.0
+
+    def __call__(self, trial: Trial) -> float:
+        d, generator = self.width, torch.Generator().manual_seed(trial.seed)
+        randn = partial(torch.randn, generator=generator)
+        row = LoopedConfig(n_layer=trial.n_layer, n_loop=trial.n_loop, rule=trial.rule).row
+        x = randn(self.n_example, self.n_input)
+        y = torch.tanh(x @ randn(self.n_input, 16)) @ randn(16, 1)  # (examples, 1)
+        y = (y - y.mean()) / y.std()
+        h0 = rms_norm(x @ randn(self.n_input, d))  # (examples, d), at RMS 1
+        blocks = [(randn(d, 4 * d) * d**-0.5, randn(4 * d, d) * (4 * d) ** -0.5) for _ in range(trial.n_layer)]
+        weights, read = [W.requires_grad_() for block in blocks for W in block], torch.zeros(d, 1, requires_grad=True)
+        groups = [dict(params=weights, lr=trial.lr * row.lr_factor), dict(params=[read])]
+        optimizer = torch.optim.AdamW(groups, lr=trial.lr, weight_decay=self.weight_decay)
+
+        last = []
+        for _ in range(self.steps):
+            h = h0
+            for W1, W2 in blocks * trial.n_loop:
+                h = h + row.branch * (torch.relu(rms_norm(h) @ W1) @ W2)
+            error = F.mse_loss(rms_norm(h) @ read, y)
+            optimizer.zero_grad()
+            error.backward()
+            optimizer.step()
+            last = [*last[-9:], error.item()]
+        loss = sum(last) / len(last)
+        return loss if math.isfinite(loss) else math.inf
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Run a grid
+
+
+def sweep(
+    trials: Sequence[Trial], task: Callable[[Trial], float], path: str | Path | None = None, *, made_by: str = ""
+) -> dict[Trial, float]:
+    """The loss of each trial, with a progress bar.
+
+    path: a CSV file that takes each result as it comes. Where it exists, its trials are not run again: a sweep that was
+    killed goes on, one that is extended runs what is new. Raises ValueError for a file of another task, or of other
+    settings of this one, and leaves it as it was. made_by: the command, for the file's provenance.
+    """
+    head = dict(task=type(task).__name__, settings=asdict(task)) if path is not None else {}
+    done: dict[Trial, float] = {}
+    if path is not None and (path := Path(path)).exists():
+        stored, done = load(path)
+        if differing := _differences(stored, json.loads(json.dumps(head))):
+            raise ValueError(f"{path} holds a sweep with other settings ({differing}): give another file")
+        head = stored
+    elif path is not None:
+        head |= provenance(made_by)
+    if path is not None:  # anew, without the line that a kill may have cut
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, head, done)
+    for trial in tqdm([trial for trial in trials if trial not in done], unit="run"):
+        done[trial] = task(trial)
+        if path is not None:
+            with open(path, "a", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerow([*asdict(trial).values(), done[trial]])
+    return {trial: done[trial] for trial in trials}
+
+
+COLUMNS = [*(field.name for field in fields(Trial)), "loss"]
+
+
+def load(path: str | Path) -> tuple[dict[str, Any], dict[Trial, float]]:
+    """The provenance and the losses in a file that `sweep` wrote; a line that a kill cut short is left out."""
+    with open(path, encoding="utf-8", newline="") as file:
+        head, *lines = file.read().splitlines(keepends=True) or [""]
+    try:
+        about = json.loads(head.removeprefix("#"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not a sweep: its first line must be # and the provenance as JSON") from error
+    whole = [line for line in lines if line.endswith("\n")]
+    kinds = [field.type for field in fields(Trial)]
+    losses = {}
+    for *values, loss in list(csv.reader(whole))[1:]:
+        losses[Trial(*(kind(value) for kind, value in zip(kinds, values, strict=True)))] = float(loss)
+    return about, losses
+
+
+def _write(path: Path, head: Mapping[str, Any], losses: Losses) -> None:
+    new = path.with_name(path.name + ".new")
+    with open(new, "w", encoding="utf-8", newline="") as file:
+        file.write(f"# {json.dumps(head)}\n")
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
+    new.replace(path)
+
+
+def _differences(stored: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """Names and values of the settings in `now` that `stored` has otherwise."""
+    found = []
+    for name, value in now.items():
+        before = stored.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            found.append(_differences(before, value, f"{prefix}{name}."))
+        elif before != value:
+            found.append(f"{prefix}{name} was {before!r} and is now {value!r}")
+    return "; ".join(filter(None, found))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Read a grid
+
+
+def curve(losses: Losses, rule: str, n_layer: int, n_loop: int) -> tuple[list[float], Tensor]:
+    """Learning rates (K,), rising, and the losses of one model at them, (S, K), a row for each of the S seeds.
+
+    Raises ValueError where the sweep has no such model, or not every seed at every learning rate.
+    """
+    own = {
+        (t.seed, t.lr): loss for t, loss in losses.items() if (t.rule, t.n_layer, t.n_loop) == (rule, n_layer, n_loop)
+    }
+    seeds, lrs = sorted({seed for seed, _ in own}), sorted({lr for _, lr in own})
+    if not own or len(own) != len(seeds) * len(lrs):
+        raise ValueError(f"the sweep has no whole grid of learning rates and seeds for {rule}, {n_layer} x {n_loop}")
+    return lrs, torch.tensor([[own[seed, lr] for lr in lrs] for seed in seeds], dtype=torch.float64)
+
+
+class Best(NamedTuple):
+    """The best learning rate of one curve."""
+
+    lr: float  # the lowest point of a parabola through the grid's best and its neighbours, or the grid's best
+    loss: float  # at the grid's best
+    inside: bool  # whether the grid goes on to both sides of its best; if not, the optimum may lie outside
+
+
+def best(lrs: Sequence[float], losses: Tensor) -> Best:
+    """Where losses (K,), or the mean over seeds of (S, K), are lowest over learning rates (K,), rising.
+
+    The parabola is over log2 of the learning rate. It is not drawn where a neighbour is missing or diverged.
+    """
+    mean = losses if losses.ndim == 1 else losses.mean(0)
+    i = int(mean.argmin())
+    if not math.isfinite(mean[i]):
+        raise ValueError("every learning rate diverged: there is no best one")
+    inside = 0 < i < len(lrs) - 1
+    lr = lrs[i]
+    if inside and mean[i - 1 : i + 2].isfinite().all():
+        (left, at, right), (x0, x1, x2) = mean[i - 1 : i + 2].tolist(), [math.log2(lr) for lr in lrs[i - 1 : i + 2]]
+        rise, fall = (right - at) / (x2 - x1), (at - left) / (x1 - x0)  # the two slopes; fall <= 0 <= rise
+        if rise > fall:
+            curvature = (rise - fall) / (x2 - x0)
+            lr = 2 ** ((x0 + x1) / 2 - fall / (2 * curvature))
+    return Best(lr, mean[i].item(), inside)
+
+
+class Shift(NamedTuple):
+    """How far the best learning rate moves from one model to another, in octaves (factors of two)."""
+
+    octaves: float  # of the mean curves
+    low: float  # the least and the most of the seeds, each taken alone
+    high: float
+
+    def __str__(self) -> str:
+        octaves, low, high = (f"{round(x, 1) + 0.0:+.1f}" for x in self)
+        return f"{octaves} ({low} to {high})"
+
+
+def shift(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]) -> Shift:
+    """Octaves from the best learning rate of model `start` to that of `end`, each (n_layer, n_loop)."""
+    (lrs_start, first), (lrs_end, second) = (curve(losses, rule, *model) for model in (start, end))
+
+    def octaves(before: Tensor, after: Tensor) -> float:
+        return math.log2(best(lrs_end, after).lr / best(lrs_start, before).lr)
+
+    each = [octaves(before, after) for before, after in zip(first, second, strict=True)]
+    return Shift(octaves(first, second), min(each), max(each))
