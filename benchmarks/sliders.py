@@ -7,13 +7,11 @@ counts, since a busy machine slows single ones. One torch thread, as in the chap
 """
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
-from datetime import date
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import torch
 
 from minilooped import probes, widgets
 from minilooped.model import LoopedConfig
+from minilooped.provenance import provenance
 
 OUT = Path(__file__).parents[1] / "data" / "results" / "sliders.json"
 BAR = 0.35  # seconds of CPU time that the slowest move may take
@@ -102,15 +101,8 @@ def main() -> None:
         )
     slow = [row["widget"] for row in rows if row["cpu_worst"] > BAR]
     print(f"within {BAR} s of CPU time: {'all but ' + ', '.join(slow) if slow else 'all'}")
-    provenance = dict(
-        made_by="python benchmarks/sliders.py",
-        date=date.today().isoformat(),
-        torch=str(torch.__version__),
-        python=platform.python_version(),
-        cpu=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, one thread",
-        bar=BAR,
-    )
-    OUT.write_text(json.dumps(dict(provenance=provenance, rows=rows), indent=1) + "\n", encoding="utf-8")
+    results = dict(provenance=provenance("python benchmarks/sliders.py"), bar=BAR, rows=rows)
+    OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
