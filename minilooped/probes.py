@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .data import Tokenizer
-from .model import LoopedConfig, LoopedGPT, Routing
+from .model import LoopedConfig, LoopedGPT, Routing, evaluating
 from .train import evaluate, loop_rms, sample
 
 
@@ -135,11 +135,10 @@ def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[T
         block.mlp.router.register_forward_hook(lambda module, inputs, routing: visits.append(routing))
         for block in model.blocks
     ]
-    was_training = model.training
     try:
-        model.eval()(idx, n_loop=n_loop)
+        with evaluating(model):
+            model(idx, n_loop=n_loop)
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
