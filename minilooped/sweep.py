@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .data import BatchStream, Corpus, eval_windows, load_corpus
-from .model import LoopedConfig, LoopedGPT, rms_norm
+from .model import LoopedConfig, LoopedGPT, Row, rms_norm
 from .provenance import provenance
 from .train import NextLoss, TrainConfig, evaluate, learning_rate, pick_device, pick_dtype, train_step
 
@@ -108,28 +108,32 @@ class Regression:
 
     h <- h + branch * W2 relu(W1 rms_norm(h)) with L pairs (W1, W2) in N loops, between a fixed random input map and a
     trained read-out; `branch` is what the trial's rule says, and so is the learning rate of W1 and W2. The target is a
-    random two-layer network. Full-batch AdamW at a constant learning rate. Returns the mean squared error over the
-    target's variance, averaged over the last ten steps.
+    random two-layer network. Full-batch AdamW. Returns the mean squared error over the target's variance, averaged over
+    the last ten steps. Raises ValueError for a rule that does more than scale a branch or a learning rate.
     """
 
     width: int = 32  # d
     n_input: int = 8
-    n_example: int = 512
+    n_example: int = 256
     steps: int = 150
+    decay: bool = True  # the learning rate, in a line to 0. At a constant one the loss is mostly the noise of its steps
     weight_decay: float = 0.0
 
     def __call__(self, trial: Trial) -> float:
         d, generator = self.width, torch.Generator().manual_seed(trial.seed)
         randn = partial(torch.randn, generator=generator)
         row = LoopedConfig(n_layer=trial.n_layer, n_loop=trial.n_loop, rule=trial.rule).row
+        if replace(row, branch=1.0, lr_factor=1.0, eps_factor=1.0, embed_norm=False) != Row():
+            raise ValueError(f"rule {trial.rule} does more than scale a branch, and the regression has only that")
         x = randn(self.n_example, self.n_input)
         y = torch.tanh(x @ randn(self.n_input, 16)) @ randn(16, 1)  # (examples, 1)
         y = (y - y.mean()) / y.std()
         h0 = rms_norm(x @ randn(self.n_input, d))  # (examples, d), at RMS 1
         blocks = [(randn(d, 4 * d) * d**-0.5, randn(4 * d, d) * (4 * d) ** -0.5) for _ in range(trial.n_layer)]
         weights, read = [W.requires_grad_() for block in blocks for W in block], torch.zeros(d, 1, requires_grad=True)
-        groups = [dict(params=weights, lr=trial.lr * row.lr_factor), dict(params=[read])]
-        optimizer = torch.optim.AdamW(groups, lr=trial.lr, weight_decay=self.weight_decay)
+        hidden = dict(params=weights, lr=trial.lr * row.lr_factor, eps=1e-8 * row.eps_factor)
+        optimizer = torch.optim.AdamW([hidden, dict(params=[read])], lr=trial.lr, weight_decay=self.weight_decay)
+        fade = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - self.decay * step / self.steps)
 
         last = []
         for _ in range(self.steps):
@@ -140,6 +144,7 @@ class Regression:
             optimizer.zero_grad()
             error.backward()
             optimizer.step()
+            fade.step()
             last = [*last[-9:], error.item()]
         loss = sum(last) / len(last)
         return loss if math.isfinite(loss) else math.inf
