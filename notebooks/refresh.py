@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from nbclient import NotebookClient
@@ -40,9 +41,11 @@ def refresh(path: Path) -> dict[str, float]:
     """Run and store a notebook. Returns the seconds it took, with the kernel's start, and the size of the file."""
     notebook = nbformat.read(path, as_version=4)
     began = os.times()
-    # What a cell prints arrives in pieces cut by the clock: coalesce them, or every run would store other ones.
-    resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=300, coalesce_streams=True, resources=resources).execute()
+    # Beside the notebooks' folder, where "../data" is the same place and no earlier run is found, nor this one left.
+    with TemporaryDirectory(dir=path.resolve().parents[1]) as folder:
+        # What a cell prints arrives in pieces cut by the clock: coalesce them, or every run would store other ones.
+        options = dict(timeout=300, coalesce_streams=True, resources={"metadata": {"path": folder}})
+        NotebookClient(notebook, **options).execute()
     ended = os.times()
     clean(notebook)
     nbformat.validate(notebook)
@@ -60,7 +63,7 @@ def refresh(path: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     named = [Path(name) for name in sys.argv[1:]]
+    head = provenance("python notebooks/refresh.py") | {"threads": "what each chapter sets"}
     took = {path.stem: refresh(path) for path in named or sorted(HERE.glob("[0-9]*.ipynb"))}
     if not named:
-        head = provenance("python notebooks/refresh.py") | {"threads": "what each chapter sets"}
         TIMES.write_text(json.dumps(dict(provenance=head, chapters=took), indent=1) + "\n", encoding="utf-8")
