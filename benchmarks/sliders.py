@@ -20,7 +20,7 @@ from unittest.mock import patch
 import ipywidgets
 import torch
 
-from minilooped import probes, widgets
+from minilooped import probes, sweep, widgets
 from minilooped.model import LoopedConfig
 from minilooped.provenance import provenance
 
@@ -29,6 +29,7 @@ BAR = 0.35  # seconds of CPU time that the slowest move may take
 ROUNDS = 3
 
 DIAL = [probes.Dial(n_loop, 2 + 1 / n_loop, "To be, or not to be\n" * 6) for n_loop in range(1, 9)]
+SWEPT = sweep.grid(("none", "sqrt", "inverse"), (2,), (1, 2, 4, 8), [2.0**-k for k in range(5, 12)], (0, 1, 2))
 SMALL = LoopedConfig(vocab_size=64, block_size=32, n_head=4, n_embd=64)
 
 
@@ -43,6 +44,8 @@ WIDGETS: dict[str, Callable[[], ipywidgets.VBox]] = {
     "cost_explorer": lambda: widgets.cost_explorer(costs()),
     "norm_growth": widgets.norm_growth,
     "gram_heatmap": widgets.gram_heatmap,
+    "lr_sweep_browser": lambda: widgets.lr_sweep_browser({trial: 2 + 100 * abs(trial.lr - 2**-8) for trial in SWEPT}),
+    "rule_explorer": widgets.rule_explorer,
 }
 
 

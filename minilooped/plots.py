@@ -1,5 +1,6 @@
 """Arrays in, matplotlib Axes out. One look for every figure: opaque, readable, told apart without colour too."""
 
+import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -256,3 +257,92 @@ def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Seque
     if title:
         axes[0].figure.suptitle(title)
     return axes
+
+
+@in_style
+def lr_curves(
+    lrs: Sequence[float],
+    curves: Mapping[str, np.ndarray],
+    *,
+    at: str | None = None,
+    best: Mapping[str, float] | None = None,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Loss over the learning rate, on a logarithmic axis: a line for the mean over seeds, a band from least to most.
+
+    curves: (seeds, learning rates) by name, from dark to light; runs that diverged are left out. at: the name to bring
+    to the front. best: learning rates by name, marked at the foot of the axes.
+    """
+    ax = figure() if ax is None else ax
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(curves)))
+    for (name, values), colour, marker in zip(curves.items(), shades, "os^DvPX*", strict=False):
+        values = np.where(np.isfinite(values), values, np.nan)
+        front = at is None or name == at
+        style = dict(color=colour, marker=marker, alpha=1 if front else 0.35, zorder=3 if front else 2)
+        ax.plot(lrs, values.mean(0), label=name, **style)
+        if front:
+            ax.fill_between(lrs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        if best is not None:
+            foot = ax.get_xaxis_transform()  # learning rate across, share of the height up
+            ax.plot(best[name], 0, transform=foot, clip_on=False, markersize=10, **style, linestyle="none")
+    bottom, top = ax.dataLim.intervaly
+    if bottom > 0 and top > 20 * bottom:
+        ax.set_yscale("log")
+    ax.set_xscale("log", base=2)
+    ax.minorticks_off()
+    ax.set_xticks(lrs, [f"{1000 * lr:g}" for lr in lrs])
+    ax.set(xlabel="learning rate, thousandths", ylabel="loss", title=title)
+    ax.legend()
+
+
+def planes(
+    values: Mapping[str, np.ndarray], n_layers: Sequence[int], n_loops: Sequence[int], *, title: str = "",
+    axes: Sequence[Axes] | None = None,
+) -> list[Axes]:  # fmt: skip
+    """Heat maps over loops N (to the right) and blocks L (up), (L, N) by name, two in a row, a number in each cell.
+
+    One logarithmic scale for all figures: white is 1, red is larger, blue smaller; beyond 1/32 and 32 it saturates.
+    """
+    if axes is None:
+        rows = math.ceil(len(values) / 2)
+        axes = Figure(figsize=(7, 3.3 * rows)).subplots(rows, 2, squeeze=False).ravel()
+        for spare in axes[len(values) :]:
+            spare.remove()
+        axes = list(axes[: len(values)])
+    for ax, (name, plane) in zip(axes, values.items(), strict=True):
+        plane = np.asarray(plane)
+        octaves = np.log2(np.clip(plane, 1 / 32, 32))
+        ax.imshow(octaves, cmap="RdBu_r", vmin=-5, vmax=5, origin="lower", aspect="auto")
+        for (i, j), value in np.ndenumerate(plane):
+            colour = "white" if abs(octaves[i, j]) > 3 else "black"  # readable on the ground of its cell
+            digits = ".1g" if value < 0.0995 else ".2f" if value < 9.995 else ".0f"
+            ax.text(j, i, f"{value:{digits}}", color=colour, ha="center", va="center")
+        ax.set(title=name, xlabel="loops N", ylabel="blocks L")
+        ax.set_xticks(range(len(n_loops)), [str(n) for n in n_loops])
+        ax.set_yticks(range(len(n_layers)), [str(n) for n in n_layers])
+        ax.grid(False)
+    if title:
+        axes[0].figure.suptitle(title, fontsize=11)
+    return axes
+
+
+@in_style
+def exponent_plane(points: Mapping[str, tuple[float, float]], *, ax: Axes | None = None) -> Axes:
+    """Rules as points: a branch of N^-a L^-b stands at (a, b). Shaded: a >= 1 and b >= 1/2, where nothing grows."""
+    ax = figure(figsize=(7, 4)) if ax is None else ax
+    right, top = (max(1.5, *(point[i] + 0.3 for point in points.values())) for i in (0, 1))
+    ax.fill_between([1, right], 0.5, top, color="#1e8449", alpha=0.12, linewidth=0)
+    ax.axvline(1, color=QUIET, linestyle=":", linewidth=1)
+    ax.axhline(0.5, color=QUIET, linestyle=":", linewidth=1)
+    there: dict[tuple[float, float], list[str]] = {}
+    for name, point in points.items():
+        names = there.setdefault(point, [])
+        size = 15 / (1 + len(names))  # a smaller marker inside a larger one
+        ax.plot(*point, **look(name), linestyle="none", markersize=size, markeredgecolor="white", zorder=3)
+        names.append(name)
+    for point, names in there.items():
+        ax.annotate("\n".join(names), point, (0, 12), textcoords="offset points", ha="center", zorder=4)
+    ax.annotate("nothing grows", (right - 0.03, top - 0.05), ha="right", va="top", color=QUIET)
+    ax.set(xlabel="a, the exponent of 1/N", ylabel="b, the exponent of 1/L", xlim=(-0.25, right), ylim=(-0.15, top))
+    return ax

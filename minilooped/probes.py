@@ -144,3 +144,43 @@ def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[T
     choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
     loads = torch.stack([visit.load for visit in visits])  # (N * L, E)
     return choices.view(-1, config.n_layer, *idx.shape, config.top_k), loads.view(-1, config.n_layer, config.n_expert)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where an untrained stream ends, over blocks L (rows) and loops N (columns). Each tensor is (L, N), as counted."""
+
+    rms: Tensor  # RMS of the stream after the last loop
+    moved: Tensor  # RMS of its distance from where it started
+
+    @property
+    def over_loops(self) -> float:
+        """The largest factor by which the RMS at one L differs between two loop counts; 1 is flat."""
+        return (self.rms.amax(1) / self.rms.amin(1)).max().item()
+
+    @property
+    def over_layers(self) -> float:
+        """The largest factor by which the RMS at one N differs between two block counts; 1 is flat."""
+        return (self.rms.amax(0) / self.rms.amin(0)).max().item()
+
+
+@torch.random.fork_rng(devices=[])
+@torch.no_grad()
+def growth_plane(
+    config: LoopedConfig, n_layers: Sequence[int], n_loops: Sequence[int], *, seeds: Sequence[int] = (0,)
+) -> Plane:
+    """Run an untrained model of `config.rule` for every pair of a block count and a loop count.
+
+    The mean over seeds, for random tokens that fill the window. As for `norm_growth`, give `config` an init_std of
+    n_embd ** -0.5 and embed_norm=True, so that the stream starts at RMS 1 and the branches are heard.
+    """
+    ends = torch.zeros(2, len(seeds), len(n_layers), len(n_loops))
+    for s, seed in enumerate(seeds):
+        for i, n_layer in enumerate(n_layers):
+            for j, n_loop in enumerate(n_loops):
+                torch.manual_seed(seed)
+                model = LoopedGPT(replace(config, n_layer=n_layer, n_loop=n_loop)).eval()
+                idx = torch.randint(config.vocab_size, (2, config.block_size))  # (B, T)
+                start, end = model.embed(idx), model(idx, return_states=True)[2][-1]  # (B, T, C) each
+                ends[:, s, i, j] = torch.stack((end, end - start)).square().mean((1, 2, 3)).sqrt()
+    return Plane(*ends.mean(1))

@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 import ipywidgets
 
-from . import plots, toy
+from . import plots, probes, toy
+from .model import RULES, LoopedConfig
 from .probes import Cost, Dial
+from .sweep import Losses, best, curve, shift
 
 VISITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -128,4 +130,77 @@ def gram_heatmap() -> ipywidgets.VBox:
         branch=ipywidgets.Dropdown(options=list(toy.BRANCHES), value="relu", description="branch"),
         alpha=ipywidgets.FloatSlider(min=0, max=1.5, step=0.25, value=1, description="α in ε = N^-α"),
         d=ipywidgets.SelectionSlider(options=(16, 32, 64, 128, 256), value=128, description="width d"),
+    )
+
+
+def draw_lr_sweep(losses: Losses, rule: str, n_layer: int, n_loop: int) -> None:
+    """Loss over the learning rate for every model of a rule, one in front, and the best learning rate of each.
+
+    The title says how far the best learning rate of the one in front lies from that of the smallest model, and what it
+    costs to keep the smallest one's.
+    """
+    models = sorted({(trial.n_layer, trial.n_loop) for trial in losses if trial.rule == rule})
+    curves = {f"{L} x {N}": curve(losses, rule, L, N) for L, N in models}
+    bests = {name: best(*one) for name, one in curves.items()}
+    name, smallest = f"{n_layer} x {n_loop}", next(iter(curves))
+    lrs, values = curves[name]
+    kept = values.mean(0)[curves[smallest][1].mean(0).argmin()]  # at the smallest one's best point of the grid
+    title = (
+        f"{rule}, {name}: best learning rate {bests[name].lr:.2g}, "
+        f"{shift(losses, rule, models[0], (n_layer, n_loop))} octaves from {smallest}\n"
+        f"lowest loss {bests[name].loss:.4g}; {kept:.4g} at the learning rate that is best for {smallest}"
+    )
+    ax = plots.lr_curves(
+        lrs, {name: values.numpy() for name, (_, values) in curves.items()}, at=name, title=title,
+        best={name: found.lr for name, found in bests.items()},
+    )  # fmt: skip
+    plots.show(ax, f"Loss over the learning rate. {title}.")
+
+
+def lr_sweep_browser(losses: Losses) -> ipywidgets.VBox:
+    """Whether the best learning rate moves, rule by rule and model by model: `draw_lr_sweep`.
+
+    losses: what `sweep.sweep` or `sweep.load` returned. Raises ValueError where the rules do not share their models.
+    """
+    models: dict[str, list[tuple[int, int]]] = {}
+    for trial in losses:
+        models.setdefault(trial.rule, []).append((trial.n_layer, trial.n_loop))
+    rules, (shared, *others) = list(models), [sorted(set(of_rule)) for of_rule in models.values()]
+    if any(other != shared for other in others):
+        raise ValueError("the rules were swept over different models: give the losses of those over the same ones")
+
+    def draw(rule: str, model: tuple[int, int]):
+        draw_lr_sweep(losses, rule, *model)
+
+    named = [(f"{L} x {N}", (L, N)) for L, N in shared]
+    return explorer(
+        draw,
+        rule=ipywidgets.Dropdown(options=rules, description="rule"),
+        model=ipywidgets.SelectionSlider(options=named, value=shared[-1], description="blocks x loops"),
+    )
+
+
+PLANE = (1, 4, 16)  # counts of blocks and of loops: few, so that a move is quick, and far apart, so that growth shows
+
+
+def draw_rule_plane(rule: str = "factored", l_ref: int = 1) -> None:
+    """How far a rule lets an untrained model's stream grow, and how far it moves at all, over blocks and loops."""
+    config = LoopedConfig(
+        vocab_size=64, block_size=16, n_head=2, n_embd=64, init_std=64**-0.5, embed_norm=True, rule=rule, l_ref=l_ref
+    )
+    plane = probes.growth_plane(config, PLANE, PLANE)
+    title = f"{rule}: R differs by at most ×{plane.over_loops:.2f} over N, ×{plane.over_layers:.2f} over L"
+    values = {"RMS of the stream, R": plane.rms, "its distance from the start": plane.moved}
+    axes = plots.planes(values, PLANE, PLANE, title=title)
+    moved = f"the stream moves by {plane.moved.min():.2g} to {plane.moved.max():.2g}"
+    plots.show(axes[0], f"Untrained models over {PLANE} blocks and loops at l_ref {l_ref}. {title}; {moved}.")
+
+
+def rule_explorer() -> ipywidgets.VBox:
+    """Which rule is flat where: any row of RULES, the reader's own too, over blocks and loops: `draw_rule_plane`."""
+    return explorer(
+        draw_rule_plane,
+        height="400px",
+        rule=ipywidgets.Dropdown(options=list(RULES), value="factored", description="rule"),
+        l_ref=ipywidgets.SelectionSlider(options=(1, 2, 4, 8), value=1, description="reference depth l_ref"),
     )

@@ -108,6 +108,26 @@ def test_factored_at_one_loop_is_depth_mup_and_completep_at_alpha_one_half(n_lay
         assert found.eps_factor == pytest.approx(m**-a)
 
 
+@pytest.mark.parametrize("n_layer, n_loop", [(1, 1), (3, 4), (12, 9)])
+def test_looms_gamma_is_factored_with_half_the_lambda_and_no_factors_for_the_optimizer(n_layer, n_loop):
+    loom, factored = row("loom", n_layer, n_loop), row("factored", n_layer, n_loop, lam=0.5, l_ref=1)
+    assert loom.branch == pytest.approx(factored.branch)
+    assert loom.lr_factor == loom.eps_factor == 1
+    assert factored.lr_factor == factored.eps_factor == pytest.approx(n_layer**-0.5)
+
+
+def test_gpt2s_init_on_top_of_factored_is_factored_with_a_second_factor_for_depth():
+    """A branch is linear in its last matrix, so 1/sqrt(2L) on it is 1/sqrt(2L) on the branch: depth paid for twice."""
+    model, idx = build(tiny(rule="factored", n_layer=4), shaken=True), tokens(tiny())
+    twice = build(tiny(rule="factored", n_layer=4, lam=8**-0.5))
+    twice.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.proj.weight *= 8**-0.5
+            block.mlp.w_out.weight *= 8**-0.5
+    torch.testing.assert_close(model(idx)[0], twice(idx)[0], rtol=1e-10, atol=1e-10)
+
+
 def test_factored_leaves_the_loop_count_out_of_the_optimizer():
     """N visits times a branch of 1/N keep the summed gradient of a shared weight where it was."""
     one, eight = row("factored", 12, 1), row("factored", 12, 8)

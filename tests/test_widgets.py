@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from minilooped import plots, probes, toy, widgets
 from minilooped.data import CharTokenizer
-from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.model import RULES, LoopedConfig, LoopedGPT, Row
 from minilooped.train import sample
 
 N_LOOPS = (1, 2, 3, 5)  # not each the next, so that a position and its loop count are told apart
@@ -269,6 +269,51 @@ def test_gram_heatmap_shows_the_cosines_of_the_toy_and_what_the_products_sum_to(
         assert title == f"{name}: {run.sum_of_squares.item():.4g} against {diagonal:.4g}" and title in shown[0].alt
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 4: the rules over blocks and loops
+
+
+def test_rule_explorer_opens_on_its_static_twin_and_follows_its_controls(shown):
+    controls = controls_of(widgets.rule_explorer())
+    widgets.draw_rule_plane()
+    assert np.array_equal(png(shown[0]), png(shown[1])) and shown[0].alt == shown[1].alt
+    controls["reference"].value = 4
+    controls["rule"].value = "inverse"
+    controls["rule"].value = "depth_mup"
+    assert all(not np.array_equal(png(a), png(b)) for a, b in itertools.pairwise(shown[1:]))
+    widgets.draw_rule_plane("depth_mup", l_ref=4)
+    assert np.array_equal(png(shown[-1]), png(shown[-2])) and shown[-1].alt == shown[-2].alt
+
+
+def test_rule_explorer_lists_the_readers_own_rule(shown, monkeypatch):
+    monkeypatch.setitem(RULES, "mine", lambda c: Row(branch=c.n_loop**-0.75))
+    rule = controls_of(widgets.rule_explorer())["rule"]
+    assert list(rule.options) == list(RULES)
+    rule.value = "mine"
+    assert "mine: R differs" in shown[-1].alt
+
+
+@pytest.mark.parametrize("rule", ["factored", "none"])
+def test_rule_plane_shows_the_numbers_of_the_probe(rule, shown, monkeypatch):
+    calls = drawn_by(monkeypatch, "planes")
+    widgets.draw_rule_plane(rule, l_ref=2)
+    ((values, n_layers, n_loops), options) = calls[0]
+    shape = dict(vocab_size=64, block_size=16, n_head=2, n_embd=64, init_std=64**-0.5, embed_norm=True)
+    plane = probes.growth_plane(LoopedConfig(**shape, rule=rule, l_ref=2), n_layers, n_loops)
+    for shown_values, expected in zip(values.values(), (plane.rms, plane.moved), strict=True):
+        assert torch.equal(shown_values, expected)
+    assert f"×{plane.over_loops:.2f} over N, ×{plane.over_layers:.2f} over L" in options["title"]
+    assert options["title"] in shown[0].alt
+
+
+def test_a_move_of_the_rule_explorer_takes_little_time(shown):
+    rule = controls_of(widgets.rule_explorer())["rule"]
+    for name in ("deeploop", "none", "layernorm_scaling"):
+        started = time.process_time()
+        rule.value = name
+        assert time.process_time() - started < SECONDS_PER_MOVE
+
+
 @pytest.fixture(scope="module")
 def kernel():
     with run_kernel() as client:
@@ -422,6 +467,29 @@ def test_gram_map_draws_its_matrices_on_one_scale_from_minus_one_to_one():
     assert left.figure is right.figure and left.figure.get_suptitle() == "both"
 
 
+def test_planes_draws_its_numbers_with_blocks_upwards_and_loops_to_the_right():
+    values = {"a": np.array([[1.0, 2.0, 64.0], [0.25, 0.0, 0.004]]), "b": np.ones((2, 3))}  # (L, N)
+    left, right = plots.planes(values, (1, 8), (1, 2, 4), title="both")
+    (image,) = left.images
+    assert image.get_array().tolist() == [[0, 1, 5], [-2, -5, -5]] and image.origin == "lower"
+    written = {t.get_position(): t.get_text() for t in left.texts}  # by (N, L), as indices
+    assert written == {(0, 0): "1.00", (1, 0): "2.00", (2, 0): "64", (0, 1): "0.25", (1, 1): "0", (2, 1): "0.004"}
+    assert [t.get_text() for t in left.get_xticklabels()] == ["1", "2", "4"]
+    assert [t.get_text() for t in left.get_yticklabels()] == ["1", "8"]
+    assert (left.get_title(), right.get_title(), left.figure.get_suptitle()) == ("a", "b", "both")
+    assert len(plots.planes({name: np.ones((1, 1)) for name in "abc"}, [1], [1])[0].figure.axes) == 3
+
+
+def test_exponent_plane_names_each_point_once_and_shows_points_far_out():
+    points = {"none": (0.0, 0.0), "factored": (1.0, 0.5), "loom": (1.0, 0.5), "own": (2.0, 0.25)}
+    ax = plots.exponent_plane(points)
+    drawn = [line for line in ax.lines if line.get_marker() in ("o", "D", "P", "d")]
+    assert [(*line.get_xdata(), *line.get_ydata()) for line in drawn] == list(points.values())
+    assert drawn[1].get_markersize() > drawn[2].get_markersize()  # so that both are seen
+    assert [t.get_text() for t in ax.texts] == ["none", "factored\nloom", "own", "nothing grows"]
+    assert ax.get_xlim()[1] > 2 and ax.get_xlabel() and ax.get_ylabel()
+
+
 def test_walks_draws_each_path_and_how_far_its_end_is_from_home():
     path = np.array([[0, 0], [0, 1], [3, 4]])
     ax = plots.walks({"tied": path, "untied": -path[:2]})
@@ -437,6 +505,7 @@ def test_walks_draws_each_path_and_how_far_its_end_is_from_home():
         lambda ax: plots.gradient_by_visit([2.0, 1.0], 2.5, ax=ax),
         lambda ax: plots.growth_curves([1, 2], {"none": [[1.0, 2.0]]}, ax=ax),
         lambda ax: plots.walks({"tied": [[0, 0], [1, 1]]}, ax=ax),
+        lambda ax: plots.exponent_plane({"none": (0, 0)}, ax=ax),
         lambda ax: plots.loss_by_loops([1, 2], [2.5, 2.25], 2, ax=ax),
         lambda ax: plots.training_curve([1, 2], [2.5, 2.25], [], 2, ax=ax),
     ],

@@ -1,0 +1,248 @@
+"""Sweeps: nothing is run twice or lost, and the best learning rate is where a parabola with a known one has it."""
+
+import csv
+import json
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_runs import DENSE, prepared
+
+from minilooped.model import RULES, Row
+from minilooped.provenance import provenance
+from minilooped.sweep import LanguageModel, Regression, Trial, best, curve, grid, load, shift, sweep
+from minilooped.train import TrainConfig, train
+
+LRS = [2.0**k for k in range(-9, -3)]
+TINY = Regression(width=8, n_input=3, n_example=16, steps=3)
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """Loss (log2 lr - optimum)^2, whose optimum each model and seed has for itself."""
+
+    slope: float = -1.0  # octaves by which the optimum moves when the loops double
+
+    def __call__(self, trial: Trial) -> float:
+        optimum = -6.25 + self.slope * math.log2(trial.n_loop) + 0.25 * trial.seed
+        return (math.log2(trial.lr) - optimum) ** 2
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Running
+
+
+def test_grid_is_every_combination_seed_by_seed():
+    trials = grid(["none", "sqrt"], [2], [1, 4], [0.1, 0.2], [7, 8])
+    assert len(set(trials)) == len(trials) == 16
+    assert [trial.seed for trial in trials] == [7] * 8 + [8] * 8
+    assert trials[0] == Trial("none", n_layer=2, n_loop=1, lr=0.1, seed=7)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_sweep_goes_on_where_it_was(tmp_path):
+    trials, path, ran = grid(["none"], [1], [1, 2], LRS[:2], [0]), tmp_path / "new" / "sweep.csv", []
+
+    @dataclass(frozen=True)
+    class Task(Parabola):
+        until: int = 99
+
+        def __call__(self, trial: Trial) -> float:
+            if len(ran) == self.until:
+                raise Killed
+            ran.append(trial)
+            return super().__call__(trial)
+
+    with pytest.raises(Killed):
+        sweep(trials, Task(until=2), path, made_by="a test")
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("none,1,2,0.0019")  # the kill came in the middle of a line
+    object.__setattr__(task := Task(until=2), "until", 99)
+    path.write_text(path.read_text(encoding="utf-8").replace('"until": 2', '"until": 99'), encoding="utf-8")
+    losses = sweep(trials, task, path)
+    assert ran == trials
+    assert losses == {trial: Parabola()(trial) for trial in trials}
+    assert load(path)[1] == losses
+
+    more = [*trials, Trial("none", 1, 4, LRS[0], 0)]
+    assert list(sweep(more, task, path)) == more and ran == more
+    assert list(sweep(trials[:1], task, path)) == trials[:1] and len(load(path)[1]) == 5
+
+
+def test_file_is_tidy_and_says_where_it_comes_from(tmp_path):
+    path = tmp_path / "sweep.csv"
+    trials = grid(["a rule, with a comma"], [1], [1], [0.1], [0, 1])
+    sweep(trials, Parabola(), path, made_by="python benchmarks/mine.py")
+    head, *lines = path.read_text(encoding="utf-8").splitlines()
+    about = json.loads(head.removeprefix("# "))
+    assert about["made_by"] == "python benchmarks/mine.py"
+    assert about["task"] == "Parabola" and about["settings"] == {"slope": -1.0}
+    assert set(provenance("")) <= set(about)
+    rows = list(csv.DictReader(lines))
+    assert [(row["rule"], int(row["seed"]), float(row["lr"])) for row in rows] == [
+        ("a rule, with a comma", 0, 0.1),
+        ("a rule, with a comma", 1, 0.1),
+    ]
+
+
+def test_sweep_of_other_settings_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "sweep.csv"
+    trials = grid(["none"], [1], [1], LRS[:1], [0])
+    sweep(trials, Parabola(), path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"sweep\.csv .*settings\.slope was -1\.0 and is now -2\.0.*another file"):
+        sweep(trials, Parabola(slope=-2.0), path)
+    with pytest.raises(ValueError, match="task was 'Parabola' and is now 'Regression'"):
+        sweep(trials, TINY, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "rule,lr\nnone,1\n", "# not JSON\n"])
+def test_file_that_is_no_sweep_is_refused_and_left_alone(tmp_path, text):
+    path = tmp_path / "notes.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"notes\.csv is not a sweep"):
+        sweep(grid(["none"], [1], [1], LRS[:1], [0]), Parabola(), path)
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_sweep_without_a_file_writes_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(sweep(grid(["none"], [1], [1], LRS[:2], [0]), lambda trial: trial.lr)) == 2
+    assert not list(tmp_path.iterdir())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+@given(optimum=st.floats(-8, -5), curvature=st.floats(0.01, 10), floor=st.floats(-3, 3))
+def test_best_is_the_vertex_of_a_parabola(optimum, curvature, floor):
+    losses = torch.tensor([floor + curvature * (math.log2(lr) - optimum) ** 2 for lr in LRS], dtype=torch.float64)
+    found = best(LRS, losses)
+    assert found.inside and math.log2(found.lr) == pytest.approx(optimum, abs=1e-6)
+    assert found.loss == losses.min()
+    each = torch.stack((losses - 1, losses + 1))
+    assert best(LRS, each).lr == pytest.approx(found.lr)
+
+
+def test_best_on_a_grid_of_unequal_steps():
+    lrs = [2.0**-9, 2.0**-6, 2.0**-5, 2.0**-1]
+    losses = torch.tensor([(math.log2(lr) + 5.8) ** 2 for lr in lrs], dtype=torch.float64)
+    assert math.log2(best(lrs, losses).lr) == pytest.approx(-5.8)
+
+
+@pytest.mark.parametrize(
+    ("losses", "i", "inside"),
+    [
+        ([1, 2, 3], 0, False),  # at an edge the optimum may lie beyond
+        ([3, 2, 1], 2, False),
+        ([3, 1, math.inf], 1, True),  # no parabola through a diverged run
+        ([1, 1, 1], 0, False),
+        ([2, 1, 1, 2], 1, True),
+    ],
+)
+def test_best_where_there_is_no_parabola_or_a_flat_one(losses, i, inside):
+    found = best(LRS[: len(losses)], torch.tensor(losses, dtype=torch.float64))
+    assert found.inside == inside and found.loss == 1
+    assert found.lr == (LRS[1] * 2**0.5 if len(losses) == 4 else LRS[i])
+
+
+def test_best_of_nothing_but_divergence():
+    with pytest.raises(ValueError, match="every learning rate diverged"):
+        best(LRS, torch.full((2, len(LRS)), math.inf))
+
+
+def test_shift_is_in_octaves_with_the_range_of_the_seeds():
+    losses = sweep(grid(["none"], [1], [1, 2], LRS, [0, 1, 2]), Parabola())
+    assert shift(losses, "none", (1, 1), (1, 2)) == pytest.approx((-1, -1, -1))
+    assert str(shift(losses, "none", (1, 1), (1, 2))) == "-1.0 (-1.0 to -1.0)"
+    assert shift(losses, "none", (1, 2), (1, 1)).octaves == pytest.approx(1)
+
+    one = {trial: loss for trial, loss in losses.items() if trial.n_loop == 1}
+    moved = one | {replace(t, n_loop=2): Parabola(slope=-0.5 * t.seed)(replace(t, n_loop=2)) for t in one}
+    found = shift(moved, "none", (1, 1), (1, 2))
+    assert (found.low, found.high) == pytest.approx((-1, 0))
+
+
+def test_curve_needs_a_whole_grid():
+    losses = sweep(grid(["none"], [1], [1], LRS, [3, 4]), Parabola())
+    lrs, values = curve(losses, "none", 1, 1)
+    assert lrs == LRS and values.shape == (2, 6)
+    assert values[1, 2] == losses[Trial("none", 1, 1, LRS[2], 4)]
+    with pytest.raises(ValueError, match="no whole grid .* for none, 1 x 1"):
+        curve(dict(list(losses.items())[:-1]), "none", 1, 1)
+    with pytest.raises(ValueError, match="for sqrt, 1 x 1"):
+        curve(losses, "sqrt", 1, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tasks
+
+
+def test_language_model_is_what_the_trainer_trains(tmp_path):
+    """The same weights, batches, schedule and updates: the same loss as a run, to the last bit."""
+    settings = TrainConfig(
+        runs=str(tmp_path / "runs"), data=str(prepared(tmp_path / "data")), max_steps=12, batch_size=4, grad_accum=2,
+        warmup_steps=3, schedule="wsd", decay_steps=5, optimizer="muon", eval_every=0, sample_every=0, seed=11, lr=0.01,
+    )  # fmt: skip
+    config = replace(DENSE, rule="inverse", n_layer=1, n_loop=3)
+    trained = train(config, settings)
+    task = LanguageModel(DENSE, replace(settings, lr=1.0, seed=1), eval_every_nth=1)
+    before = torch.get_rng_state()
+    assert task(Trial("inverse", 1, 3, lr=0.01, seed=11)) == trained.val_loss
+    assert torch.equal(torch.get_rng_state(), before)
+    assert task(Trial("inverse", 1, 3, lr=0.01, seed=12)) != trained.val_loss
+
+
+def test_diverged_run_has_infinite_loss(tmp_path):
+    settings = TrainConfig(data=str(prepared(tmp_path)), max_steps=20, batch_size=2, warmup_steps=0, dtype="float32")
+    assert LanguageModel(DENSE, settings)(Trial("none", 2, 2, lr=1e30, seed=0)) == math.inf
+    assert Regression(steps=5)(Trial("none", 1, 2, lr=1e30, seed=0)) == math.inf
+
+
+def test_regression_starts_at_the_variance_and_learns():
+    first = replace(TINY, steps=1)(Trial("none", 1, 1, 0.01, 0))
+    assert first == pytest.approx(15 / 16)  # the read-out starts at 0; the variance is over n - 1
+    assert Regression(steps=60)(Trial("inverse", 1, 4, 0.01, 0)) < 0.2
+
+
+def test_regression_takes_every_factor_of_the_row(monkeypatch):
+    loss = TINY(Trial("none", 2, 2, 0.05, 0))
+    assert TINY(Trial("none", 2, 2, 0.05, 0)) == loss
+    assert (
+        TINY(Trial("inverse", 2, 1, 0.05, 0))
+        == TINY(Trial("sqrt", 2, 1, 0.05, 0))
+        == TINY(Trial("none", 2, 1, 0.05, 0))
+    )
+    for row in (Row(branch=0.5), Row(lr_factor=0.5), Row(eps_factor=1e6)):
+        monkeypatch.setitem(RULES, "mine", lambda c, row=row: row)
+        assert TINY(Trial("mine", 2, 2, 0.05, 0)) != loss, row
+    for rule in ("layernorm_scaling", "rezero", "deepnorm", "deeploop"):
+        with pytest.raises(ValueError, match=f"rule {rule} does more than scale a branch"):
+            TINY(Trial(rule, 2, 2, 0.05, 0))
+
+
+def test_regression_of_untied_layers_is_not_that_of_loops():
+    assert TINY(Trial("none", 2, 1, 0.05, 0)) != TINY(Trial("none", 1, 2, 0.05, 0))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1], ids=["case_B1", "case_B4"])
+def test_case_B1_B4_best_learning_rate_moves_without_scaling_and_not_with_it(weight_decay):
+    """Measured by a sweep, with and without weight decay: a flat norm at the start would not prove it."""
+    lrs = [4e-3 * 2**k for k in range(4)]
+    losses = sweep(grid(["none", "inverse"], [1], [1, 8], lrs, [1, 2]), Regression(weight_decay=weight_decay))
+    assert shift(losses, "none", (1, 1), (1, 8)).octaves < -0.5
+    assert abs(shift(losses, "inverse", (1, 1), (1, 8)).octaves) < 0.5
+
+
+def test_provenance_outside_a_checkout_has_no_commit(monkeypatch):
+    assert provenance("this")["made_by"] == "this"
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert provenance("this")["commit"] is None
