@@ -46,6 +46,7 @@ WIDGETS: dict[str, Callable[[], ipywidgets.VBox]] = {
     "gram_heatmap": widgets.gram_heatmap,
     "lr_sweep_browser": lambda: widgets.lr_sweep_browser({trial: 2 + 100 * abs(trial.lr - 2**-8) for trial in SWEPT}),
     "rule_explorer": widgets.rule_explorer,
+    "visit_explorer": lambda: widgets.visit_explorer({"64 loops": probes.first_steps(replace(SMALL, n_loop=64))}),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import toy
+from . import probes, toy
 from .model import LoopedConfig, LoopedGPT
 from .train import pick_device, pick_dtype
 
@@ -274,6 +274,81 @@ def break_the_theorem(answer: Callable[[int], tuple[Tensor, str]]) -> None:
     passed(name)
 
 
+# -- chapter 3 ---------------------------------------------------------------------------------------------------------
+
+
+@exercise
+def visit_norms(answer: Callable[[LoopedGPT, Tensor], Tensor]) -> None:
+    """Exercise: the RMS of the stream after every visit."""
+    name = "visit_norms"
+    for n_layer, n_loop in ((1, 3), (3, 1), (2, 4)):
+        model = _small_model(n_loop, seed=n_layer, n_layer=n_layer, rule="none")
+        idx = torch.randint(11, (2, 5))
+        label = f"{name} of {n_layer} blocks x {n_loop} loops"
+        with torch.no_grad():
+            got = answer(model, idx)
+        if left := sum(len(module._forward_hooks) for module in model.modules()):
+            raise AssertionError(f"{label}: hooks are left on the model, {left} of them; remove() each handle")
+        if not compare(label, got, probes.visits(model, idx).stream):
+            return
+    passed(name)
+
+
+@exercise
+def mean_loop_cosine(answer: Callable[[list[Tensor]], float]) -> None:
+    """Exercise: the mean cosine between the increments of different loops."""
+    name = "mean_loop_cosine"
+    for n_loop, drift in ((2, 0.0), (4, 1.0), (7, 0.5)):
+        torch.manual_seed(n_loop)
+        heading = torch.randn(2, 5, 8)
+        steps = [drift * heading + torch.randn(2, 5, 8) for _ in range(n_loop)]
+        states = list(torch.stack([torch.randn(2, 5, 8), *steps]).cumsum(0))  # N + 1 streams (B, T, C)
+        cosines = probes.cosine_matrix(steps)  # (N, N)
+        expected = (cosines.sum() - cosines.trace()).item() / (n_loop * (n_loop - 1))
+        if not compare(f"{name} of {n_loop} loops", answer(states), expected, 1e-4):
+            return
+    passed(name)
+
+
+@exercise
+def striped_length(answer: Callable[[int, int, float], float]) -> None:
+    """Exercise: the squared length of a sum in which only visits of the same block agree."""
+    name = "striped_length"
+    for L, N, cosine in ((1, 64, 0.7), (64, 1, 0.7), (4, 16, 1.0), (3, 5, 0.2)):
+        block = torch.arange(L * N) % L  # which block each visit is of
+        products = cosine * (block[:, None] == block).double()  # (L * N, L * N)
+        expected = products.fill_diagonal_(1.0).sum().item()
+        if not compare(f"{name} of {L} blocks x {N} loops, cosine {cosine}", answer(L, N, cosine), expected):
+            return
+    passed(name)
+
+
+@exercise
+def hide_the_growth(answer: Callable[[], dict[str, Any]]) -> None:
+    """Exercise: changes of the configuration under which an unscaled loop looks flat."""
+    name = "hide_the_growth"
+    n_loops, fixed = (8, 16, 32), ("rule", "n_layer", "n_loop")
+    changes = answer()
+    if changes is None:
+        compare(f"{name} of rule 'none'", None, None)
+        return
+    if not isinstance(changes, dict):
+        raise AssertionError(f"{name}: expected a dict of fields of LoopedConfig, got {type(changes).__name__}")
+    if held := [field for field in fixed if field in changes]:
+        raise AssertionError(f"{name}: leave {', '.join(held)} as it is; anything else may change")
+    shape = dict(vocab_size=64, block_size=16, n_layer=1, n_head=2, n_embd=32, init_std=32**-0.5, embed_norm=True)
+    try:
+        config = LoopedConfig(**(shape | changes))
+        growth = probes.norm_growth(config, ("none",), n_loops)["none"]
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{name}: {error}") from error
+    slope = toy.fit_exponent(n_loops, torch.tensor([growth, growth])).slope
+    if not slope < 0.3:
+        at = ", ".join(f"{value:.3g}" for value in growth)
+        raise AssertionError(f"{name}: R at {n_loops} loops is {at}, a slope of {slope:.2f}; get it below 0.3")
+    passed(name)
+
+
 # -- chapter 4 ---------------------------------------------------------------------------------------------------------
 
 
@@ -329,5 +404,67 @@ def fixup_gain(answer: Callable[[int, int], float]) -> None:
         # Written N times and read N times, in each of L blocks: the step moves the output by gain^2 N^2 L.
         expected = one / (n_loop * n_layer**0.5)
         if not compare(f"{name} at L={n_layer}, N={n_loop}", answer(n_layer, n_loop), expected):
+            return
+    passed(name)
+
+
+# -- chapter 5 ---------------------------------------------------------------------------------------------------------
+
+
+@exercise
+def carried_lr(answer: Callable[[float, int, float], float]) -> None:
+    """Exercise: the learning rate at N loops that keeps eta * eps * N of one loop."""
+    name = "carried_lr"
+    for lr, n_loop, alpha in ((0.01, 8, 0.0), (0.02, 16, 0.5), (0.01, 64, 1.0), (0.005, 1, 0.25)):
+        eps = n_loop**-alpha
+        if not compare(
+            f"{name} of {lr:g} at N={n_loop}, alpha={alpha:g}", answer(lr, n_loop, alpha), lr / (eps * n_loop)
+        ):
+            return
+    passed(name)
+
+
+@exercise
+def coherence(answer: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+    """Exercise: how much of a step acts on what the matrix has seen."""
+    name = "coherence"
+    for N, d, eta in ((1, 4, 0.1), (5, 8, 1e-3), (16, 3, 2.0)):
+        dW, u = eta * torch.randn(d, d, dtype=torch.float64), torch.rand(N, d, dtype=torch.float64)
+        acts = sum((dW @ one for one in u), torch.zeros(d, dtype=torch.float64))
+        expected = torch.linalg.vector_norm(acts) / (eta * torch.linalg.vector_norm(u.sum(0)))
+        if not compare(f"{name} at N={N}, d={d}, eta={eta:g}", answer(dW, u, eta), expected):
+            return
+    passed(name)
+
+
+@exercise
+def octaves(answer: Callable[[list[float], Tensor, Tensor], float]) -> None:
+    """Exercise: how far the best learning rate moves between two models of a sweep."""
+    name = "octaves"
+    lrs = [2.0**k for k in range(-9, -2)]
+    position = torch.tensor(lrs).log2().double()
+    for seeds, before, after in ((1, -6.0, -6.0), (2, -5.2, -6.9), (4, -6.7, -4.4)):
+        private = 0.2 * torch.randn(2, seeds, 1).double()  # each seed's own optimum lies a little elsewhere
+        private -= private.mean(1, keepdim=True)
+        small, large = (
+            1 + 3 * (position - best - own) ** 2 for best, own in zip((before, after), private, strict=True)
+        )
+        if not compare(f"{name} for {seeds} seeds", answer(lrs, small, large), after - before):
+            return
+    passed(name)
+
+
+@exercise
+def direct_and_passed_on(answer: Callable[[Tensor, Tensor, Tensor, int, float], Tensor]) -> None:
+    """Exercise: what a step does to the output in each visit, and what the visits before it pass on."""
+    name = "direct_and_passed_on"
+    phi = toy.BRANCHES["pre_norm"]
+    for N, d, eps in ((1, 4, 1.0), (3, 6, 0.5), (8, 16, 0.125)):
+        W, dW = torch.randn(2, d, d, dtype=torch.float64) * torch.tensor([1.0, 0.1])[:, None, None] / d**0.5
+        h0 = torch.randn(d, dtype=torch.float64)
+        before, after = (toy.recursion(w[None, None], h0[None], N, eps).h[0] for w in (W, W + dW))  # (N + 1, d) each
+        direct = eps * (phi(after[:-1]) @ dW.T).sum(0)
+        expected = torch.stack([direct, after[-1] - before[-1] - direct])
+        if not compare(f"{name} at N={N}, d={d}, eps={eps:g}", answer(W, dW, h0, N, eps), expected):
             return
     passed(name)

@@ -294,8 +294,10 @@ def lr_curves(
     ax.set_xticks(lrs, [f"{1000 * lr:g}" for lr in lrs])
     ax.set(xlabel="learning rate, thousandths", ylabel="loss", title=title)
     ax.legend()
+    return ax
 
 
+@in_style
 def planes(
     values: Mapping[str, np.ndarray], n_layers: Sequence[int], n_loops: Sequence[int], *, title: str = "",
     axes: Sequence[Axes] | None = None,
@@ -345,4 +347,68 @@ def exponent_plane(points: Mapping[str, tuple[float, float]], *, ax: Axes | None
         ax.annotate("\n".join(names), point, (0, 12), textcoords="offset points", ha="center", zorder=4)
     ax.annotate("nothing grows", (right - 0.03, top - 0.05), ha="right", va="top", color=QUIET)
     ax.set(xlabel="a, the exponent of 1/N", ylabel="b, the exponent of 1/L", xlim=(-0.25, right), ylim=(-0.15, top))
+    return ax
+
+
+@in_style
+def six_panels(
+    depths: Sequence[int], rows: Mapping[str, Mapping[str, np.ndarray]], *, title: str = "",
+    axes: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Growth with depth in the first training steps: a row of panels each for "untied" and "tied", on one scale.
+
+    rows: (seeds, depths, steps + 1) by rule. A line per training step, dark to bright, geometric mean over seeds; the
+    dotted guides have slopes 1, 1/2 and 0. Returns the axes, (rows, panels in a row).
+    """
+    if axes is None:
+        shape = len(rows), max(map(len, rows.values()))
+        axes = Figure(figsize=(9, 5.6)).subplots(*shape, sharex=True, sharey=True, squeeze=False)
+    colours = matplotlib.colormaps["viridis"].resampled(256)
+    for row, (tying, panels) in zip(axes, rows.items(), strict=True):
+        for ax, (rule, values) in zip(row, panels.items(), strict=True):
+            lines = np.exp(np.log(np.asarray(values)).mean(0)).T  # (steps + 1, depths)
+            last = len(lines) - 1
+            for step, line in enumerate(lines):
+                style = {0: dict(marker="o", linestyle="--"), last: dict(marker="s")}.get(step, dict(linewidth=1))
+                ax.plot(depths, line, color=colours(0.9 * step / max(1, last)), markersize=5, **style)
+            for slope in (1, 0.5, 0):
+                ax.plot(depths, np.power(depths, slope, dtype=float), color=QUIET, linestyle=":", linewidth=1)
+            ax.set_title(f"{tying}, {rule}", fontsize=11)
+        row[0].set_ylabel("RMS of the stream")
+    for ax in axes.flat:
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
+        ax.set_xticks(depths, [str(depth) for depth in depths])
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for ax, label in zip(axes[:, axes.shape[1] // 2], ("blocks L, at one loop", "loops N"), strict=False):
+        ax.set_xlabel(label)
+    steps = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, last / 0.9), colours)
+    bar = axes[0, 0].figure.colorbar(steps, ax=axes, label="training step", boundaries=np.arange(last + 2) - 0.5)
+    bar.set_ticks(range(0, last + 1, max(1, last // 5)))
+    if title:
+        axes[0, 0].figure.suptitle(title)
+    return axes
+
+
+@in_style
+def stream_by_visit(
+    stream: Sequence[float], branch: Sequence[float], start: float, *, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """RMS of the stream after 1, 2, ... visits, and of the last visit's increment, on log-log axes.
+
+    start: the stream's RMS before the first visit, as a dashed line.
+    """
+    ax = figure() if ax is None else ax
+    visits = range(1, len(stream) + 1)
+    ax.axhline(start, color=QUIET, linestyle="--", linewidth=1.5, label="stream at the start, $R_0$")
+    ax.plot(visits, stream, color=LINE, marker="o", markersize=4, label="stream")
+    ax.plot(visits, branch, color=MARKED, marker="s", markersize=4, linestyle=":", label="increment")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=10)
+    ticks = [1 << k for k in range(len(stream).bit_length())]
+    ax.set(xlabel="visits so far", ylabel="RMS", title=title)
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.minorticks_off()
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.legend(loc="upper left")
     return ax

@@ -1,16 +1,23 @@
-"""Instruments: what a model does, loop by loop. Each returns plain numbers or arrays, for plots, widgets and tests."""
+"""Instruments: what a model does, loop by loop. Each returns plain numbers or arrays, for plots, widgets and tests.
+
+[1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .data import Tokenizer
-from .model import LoopedConfig, LoopedGPT, Routing, evaluating
-from .train import evaluate, loop_rms, sample
+from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
+from .toy import rms
+from .train import NextLoss, evaluate, loop_rms, sample, train_step
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,13 @@ def loop_dial(
     ]
 
 
+def fresh(config: LoopedConfig, seed: int, shape: tuple[int, int]) -> tuple[LoopedGPT, Tensor]:
+    """An untrained model, and random tokens (B, T). They depend on `seed` alone; torch's own generator stays put."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # the CPU's, where both are drawn
+        return LoopedGPT(config), torch.randint(config.vocab_size, shape)
+
+
 def norm_growth(
     config: LoopedConfig, rules: Sequence[str], n_loops: Sequence[int], *, seeds: Sequence[int] = (0, 1, 2)
 ) -> dict[str, list[float]]:
@@ -60,9 +74,7 @@ def norm_growth(
         for n_loop in n_loops:
             total = 0.0
             for seed in seeds:
-                torch.manual_seed(seed)
-                model = LoopedGPT(replace(config, rule=rule, n_loop=n_loop))
-                total += loop_rms(model, torch.randint(config.vocab_size, (2, config.block_size)))[-1]
+                total += loop_rms(*fresh(replace(config, rule=rule, n_loop=n_loop), seed, (2, config.block_size)))[-1]
             growth[rule].append(total / len(seeds))
     return growth
 
@@ -120,6 +132,23 @@ def cost(config: LoopedConfig) -> Cost:
     return Cost(config.n_layer, config.n_loop, model.num_params(), model.flops_per_token(), saved)
 
 
+@contextmanager
+def watched(
+    model: LoopedGPT, modules: Iterable[nn.Module] = (), hook: Callable[..., None] | None = None
+) -> Iterator[None]:
+    """Eval mode, and a forward hook on each of the modules, for as long as the context lasts.
+
+    A module that serves all loops calls its hook N times: append to a list, for a dict by name keeps the last visit.
+    """
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @torch.no_grad()
 def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[Tensor, Tensor]:
     """Which experts each token meets at every visit, in eval mode, for tokens idx (B, T).
@@ -131,16 +160,9 @@ def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[T
     if not config.n_expert:
         raise ValueError("routing needs a model with experts: set n_expert > 0")
     visits: list[Routing] = []
-    hooks = [
-        block.mlp.router.register_forward_hook(lambda module, inputs, routing: visits.append(routing))
-        for block in model.blocks
-    ]
-    try:
-        with evaluating(model):
-            model(idx, n_loop=n_loop)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    routers = (block.mlp.router for block in model.blocks)
+    with watched(model, routers, lambda module, inputs, routing: visits.append(routing)):
+        model(idx, n_loop=n_loop)
     choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
     loads = torch.stack([visit.load for visit in visits])  # (N * L, E)
     return choices.view(-1, config.n_layer, *idx.shape, config.top_k), loads.view(-1, config.n_layer, config.n_expert)
@@ -184,3 +206,132 @@ def growth_plane(
                 start, end = model.embed(idx), model(idx, return_states=True)[2][-1]  # (B, T, C) each
                 ends[:, s, i, j] = torch.stack((end, end - start)).square().mean((1, 2, 3)).sqrt()
     return Plane(*ends.mean(1))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The stream, visit by visit
+
+
+@dataclass(frozen=True)
+class Visits:
+    """One pass of tokens (B, T) through L blocks and N loops. An RMS is over all B * T * C numbers of a stream.
+
+    The increment of a visit is the stream after the block minus the stream before it. The increment of a loop is the
+    same for the whole stack, with what happens at the loop's ends (re-injection, norm). Cosines are those of increments
+    taken as one long vector each; an increment of zero has cosine 0 with all, itself too.
+    """
+
+    start: float  # R_0, before the first loop: to be named beside every slope
+    stream: Tensor  # (N, L) RMS of the stream after each visit
+    branch: Tensor  # (N, L) RMS of each visit's increment
+    cosines: Tensor  # (N * L, N * L) between the visits' increments, in the order of the visits
+    loop_cosines: Tensor  # (N, N) between the loops' increments
+
+    @property
+    def mean_cosine(self) -> float:
+        """Mean of the cosines between different visits, of which there must be two."""
+        return self.cosines[~torch.eye(len(self.cosines), dtype=torch.bool)].mean().item()
+
+
+def cosine_matrix(increments: Sequence[Tensor]) -> Tensor:
+    """Cosines between K tensors of one shape, (K, K)."""
+    unit = nn.functional.normalize(torch.stack(list(increments)).flatten(1), dim=1)  # (K, B * T * C)
+    return unit @ unit.mT
+
+
+@torch.no_grad()
+def visits(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> Visits:
+    """Norms and directions of the residual stream at every visit, in eval mode, for tokens idx (B, T).
+
+    n_loop: another loop count than the trained one. Works on any model, at any checkpoint. Raises the model's own
+    ValueError for tokens or a loop count that it cannot take.
+    """
+    before: list[Tensor] = []  # N * L streams (B, T, C), and as many behind the blocks
+    after: list[Tensor] = []
+
+    def record(block: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        before.append(at_least_float32(inputs[0]))
+        after.append(at_least_float32(outputs[0]))
+
+    with watched(model, model.blocks, record):
+        states = model(idx, n_loop=n_loop, return_states=True)[2]
+    ends = [before[0], *map(at_least_float32, states)]  # N + 1 streams: before the first loop, and after each
+    increments = [b - a for a, b in zip(before, after, strict=True)]
+    shape = (len(states), len(model.blocks))  # (N, L)
+    return Visits(
+        start=rms(before[0].flatten()).item(),
+        stream=torch.stack([rms(h.flatten()) for h in after]).view(shape).cpu(),
+        branch=torch.stack([rms(r.flatten()) for r in increments]).view(shape).cpu(),
+        cosines=cosine_matrix(increments).cpu(),
+        loop_cosines=cosine_matrix([b - a for a, b in pairwise(ends)]).cpu(),
+    )
+
+
+def training(config: LoopedConfig, *, lr: float, seed: int, batch: int) -> Iterator[tuple[LoopedGPT, Tensor]]:
+    """A fresh model and the tokens (B, T) it trains on, before the first step and after each one, without end.
+
+    As in [1]'s diagnostic of the start of training: AdamW at the base settings, and the same random tokens, which fill
+    the window, in every step. It is one model all along: look at it before you ask for the next.
+    """
+    model, tokens = fresh(config, seed, (batch, config.block_size + 1))
+    idx, targets = tokens[:, :-1], tokens[:, 1:]
+    next_loss, optimizer = NextLoss(model), model.configure_optimizer(lr, weight_decay=0.1)
+    while True:
+        yield model, idx
+        train_step(next_loss, optimizer, [(idx, targets)])
+
+
+def first_steps(
+    config: LoopedConfig, steps: int = 10, *, lr: float = 1.25e-3, seed: int = 0, batch: int = 1
+) -> list[Visits]:
+    """The visits of a fresh model after 0, 1, ..., `steps` steps of `training`, for the tokens it trains on.
+
+    lr: AdamW's; the default is [1]'s base value. batch: sequences. Raises ValueError for a negative number of steps.
+    """
+    if steps < 0:
+        raise ValueError(f"steps={steps} must be at least 0, which is the untrained model alone")
+    models = islice(training(config, lr=lr, seed=seed, batch=batch), steps + 1)
+    return [visits(model, idx) for model, idx in models]
+
+
+def output_change(
+    config: LoopedConfig, *, lr: float = 1.25e-3, seeds: Sequence[int] = (0, 1, 2), batch: int = 1
+) -> Tensor:
+    """RMS of what the first step of `training` changes in the stream after the last loop, (S,), a value per seed.
+
+    AdamW's first step moves every weight by about lr, whatever the gradient. [1]'s Theorem 2 bounds the change by a
+    multiple of lr * eps * N, where eps is the branch multiplier.
+    """
+    changes = []
+    for seed in seeds:
+        ends = []  # the stream (B, T, C) before and after the step
+        for model, idx in islice(training(config, lr=lr, seed=seed, batch=batch), 2):
+            with watched(model), torch.no_grad():
+                ends.append(model(idx, return_states=True)[2][-1])
+        changes.append(rms((ends[1] - ends[0]).flatten()))
+    return torch.stack(changes)
+
+
+# Rows and columns of [1]'s figure 2: from no scaling to more than enough for the row.
+PANELS = {"untied": ("none", "sqrt_depth", "completep"), "tied": ("none", "sqrt", "inverse")}
+
+
+def six_panels(
+    config: LoopedConfig, depths: Sequence[int], *, steps: int = 10, lr: float = 1.25e-3, seeds: Sequence[int] = (0, 1)
+) -> dict[str, dict[str, Tensor]]:
+    """RMS of the stream behind the last visit in the first steps of training, (S, depths, steps + 1) per panel. [1]
+
+    Panels by row and rule, as in `PANELS`. "untied": a depth is the number of blocks, each visited once. "tied": a
+    depth is the number of loops through the `n_layer` blocks of `config`. Each panel is `training` on one sequence.
+    """
+
+    def growth(config: LoopedConfig, seed: int) -> list[float]:
+        models = islice(training(config, lr=lr, seed=seed, batch=1), steps + 1)
+        return [loop_rms(model, idx)[-1] for model, idx in models]
+
+    def panel(row: str, rule: str) -> Tensor:
+        shapes = [dict(n_layer=depth, n_loop=1) if row == "untied" else dict(n_loop=depth) for depth in depths]
+        configs = [replace(config, rule=rule, **shape) for shape in shapes]
+        return torch.tensor([[growth(config, seed) for config in configs] for seed in seeds], dtype=torch.float64)
+
+    return {row: {rule: panel(row, rule) for rule in rules} for row, rules in PANELS.items()}

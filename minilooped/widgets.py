@@ -1,12 +1,13 @@
 """Widgets: thin shells around probes and plots. Each one has a static twin that calls the same functions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
+from matplotlib.figure import Figure
 
 from . import plots, probes, toy
 from .model import RULES, LoopedConfig
-from .probes import Cost, Dial
+from .probes import Cost, Dial, Visits
 from .sweep import Losses, best, curve, shift
 
 VISITS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -203,4 +204,37 @@ def rule_explorer() -> ipywidgets.VBox:
         height="400px",
         rule=ipywidgets.Dropdown(options=list(RULES), value="factored", description="rule"),
         l_ref=ipywidgets.SelectionSlider(options=(1, 2, 4, 8), value=1, description="reference depth l_ref"),
+    )
+
+
+@plots.in_style
+def draw_visits(runs: Mapping[str, Sequence[Visits]], run: str, step: int) -> None:
+    """One training step of one run: norms visit by visit, and the cosines between the visits' increments."""
+    visits = runs[run][step]
+    norms, cosines = Figure(figsize=(10, 3.9)).subplots(1, 2)
+    title = (
+        f"{run}, step {step}: R from {visits.start:.2f} to {visits.stream[-1, -1]:.3g}, "
+        f"mean cosine {visits.mean_cosine:.2f}"
+    )
+    plots.stream_by_visit(visits.stream.flatten(), visits.branch.flatten(), visits.start, ax=norms)
+    norms.set_ylim(0.01, 2000)  # one scale for every position
+    plots.gram_map({"increments": visits.cosines}, title=title, axes=[cosines])
+    plots.show(norms, f"Norms by visit, and cosines between increments. {title}.")
+
+
+def visit_explorer(runs: Mapping[str, Sequence[Visits]]) -> ipywidgets.VBox:
+    """The first training steps of several runs, visit by visit: `draw_visits`.
+
+    runs: what `probes.first_steps` returned, by name; as many steps in each.
+    """
+    steps = len(next(iter(runs.values()))) - 1
+
+    def draw(run: str, step: int):
+        draw_visits(runs, run, step)
+
+    return explorer(
+        draw,
+        height="450px",
+        run=ipywidgets.Dropdown(options=list(runs), description="run"),
+        step=ipywidgets.IntSlider(min=0, max=steps, description="training step"),
     )

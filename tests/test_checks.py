@@ -1,5 +1,6 @@
 """The exercises' checkers: the right answer passes; a wrong one is told what differs; a missing one does no harm."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from minilooped import checks
+from minilooped import checks, toy
 from minilooped.model import LoopedConfig, LoopedGPT
 
 
@@ -161,6 +162,60 @@ def first_flat(final_norm, tolerance=1.1, grid=range(13)):
     return next(k / 8 for k in grid if final_norm(64, k / 8) / final_norm(8, k / 8) <= tolerance)
 
 
+def norms_along_the_blocks(model, idx, rope=True):
+    """Without a hook: each block called by hand."""
+    h, rows = model.embed(idx), []
+    for loop in range(model.config.n_loop):
+        for block in model.blocks:
+            h = block(h, loop, rope=model.rope[:, : idx.shape[1]])[0]
+            rows.append(h.square().mean().sqrt())
+    return torch.stack(rows).view(model.config.n_loop, -1)
+
+
+def norms_of_loops(model, idx):
+    return torch.stack([h.square().mean().sqrt() for h in model(idx, return_states=True)[2]])[:, None]
+
+
+def hooked(keep, what=1, remove=True):
+    """The RMS of a block's input (0), output (1) or increment (2), by hooks; `keep(records, block, value)`."""
+
+    def answer(model, idx):
+        records = {}
+
+        def hook(block, inputs, outputs):
+            h = (inputs[0], outputs[0], outputs[0] - inputs[0])[what]
+            keep(records, block, h.square().mean().sqrt())
+
+        handles = [block.register_forward_hook(hook) for block in model.blocks]
+        model(idx)
+        for handle in handles if remove else ():
+            handle.remove()
+        return torch.stack([torch.stack(column) for column in records.values()], dim=1)  # (N, L)
+
+    return answer
+
+
+def append(records, block, value):
+    records.setdefault(block, []).append(value)
+
+
+def overwrite(records, block, value):
+    records[block] = [value]
+
+
+def pairwise_cosine(states, increments=True, dims=None):
+    steps = [b - a for a, b in itertools.pairwise(states)] if increments else states[1:]
+    return float(np.mean([
+        torch.cosine_similarity(a if dims else a.flatten(), b if dims else b.flatten(), dim=-1).mean()
+        for a, b in itertools.combinations(steps, 2)
+    ]))  # fmt: skip
+
+
+def with_the_diagonal(states):
+    N = len(states) - 1
+    return (pairwise_cosine(states) * (N - 1) + 1) / N
+
+
 def pairs(W):
     """A block-diagonal (d, d) of a 2 x 2 block."""
     return lambda d: torch.block_diag(*[torch.tensor(W)] * (d // 2))
@@ -170,6 +225,26 @@ def slopes(branch, n):
     """a and b of c N^-a L^-b, from 1 to n."""
     fall = [math.log(branch(1, 1) / branch(*point), n) for point in ((1, n), (n, 1))]
     return torch.tensor(fall)
+
+
+def octaves_by_polynomial(lrs, small, large, mean=lambda losses: losses.mean(0)):
+    """A parabola fitted to all points, which is the one through any three of them."""
+    x = torch.tensor(lrs, dtype=torch.float64).log2()
+    terms = torch.stack((x**2, x, torch.ones_like(x)), 1)  # (K, 3)
+    a, b, _ = torch.linalg.lstsq(terms, torch.stack((mean(small), mean(large)), 1)).solution  # (2,) each
+    return (-b / (2 * a)).diff().item()
+
+
+def lowest_on_the_grid(lrs, small, large):
+    return math.log2(lrs[int(large.mean(0).argmin())] / lrs[int(small.mean(0).argmin())])
+
+
+def side_by_side(W, dW, h0, N, eps, seen=lambda moved, h: moved):
+    phi, h, moved, direct = toy.BRANCHES["pre_norm"], h0, h0, torch.zeros_like(h0)
+    for _ in range(N):
+        direct = direct + eps * dW @ phi(seen(moved, h))
+        h, moved = h + eps * W @ phi(h), moved + eps * (W + dW) @ phi(moved)
+    return torch.stack([direct, moved - h - direct])
 
 
 def gaussian(d):
@@ -192,6 +267,14 @@ RIGHT = {
     checks.gram_sum: lambda N, L, same, other: L * (N + same * N * (N - 1)) + other * (N * L * (N * L - N)),
     checks.literal_lam: lambda lam, l_ref: lam * math.sqrt(l_ref),
     checks.fixup_gain: lambda L, N: 0.3 / (N * math.sqrt(L)),  # the constant is free
+    checks.visit_norms: norms_along_the_blocks,
+    checks.mean_loop_cosine: pairwise_cosine,
+    checks.striped_length: lambda L, N, cosine: L * N * (1 - cosine) + cosine * L * N**2,
+    checks.hide_the_growth: lambda: {"loop_end_norm": True},
+    checks.carried_lr: lambda lr, n_loop, alpha: lr * n_loop**alpha / n_loop,
+    checks.coherence: lambda dW, u, eta: (u @ dW.T).sum(0).norm() / u.sum(0).norm() / eta,
+    checks.octaves: octaves_by_polynomial,
+    checks.direct_and_passed_on: side_by_side,
 }
 
 # What the answer computes instead, and what the reader is told.
@@ -374,6 +457,80 @@ WRONG = {
         "negative": (lambda L, N: -1 / (N * L**0.5), "at L=1, N=1: .* a gain is positive"),
         "not a number": (lambda L, N: math.nan, "at L=1, N=1: nan is not right"),
         "a tensor": (lambda L, N: torch.tensor(1.0), "at L=1, N=1: expected a number, got Tensor"),
+    },
+    checks.visit_norms: {
+        "the last loop": (hooked(overwrite), r"1 blocks x 3 loops: .*\[3, 1\]\), got torch.Size\(\[1, 1\]"),
+        "hooks left": (hooked(append, remove=False), "1 blocks x 3 loops: hooks are left on the model, 1 of them"),
+        "the inputs": (hooked(append, what=0), "1 blocks x 3 loops: 0% of the values agree"),
+        "the increments": (hooked(append, what=2), "1 blocks x 3 loops: 0% of the values agree"),
+        "blocks first": (lambda *a: hooked(append)(*a).T.contiguous(), r"\[3, 1\]\), got torch.Size\(\[1, 3\]"),
+        "flat": (lambda *a: hooked(append)(*a).flatten(), r"got torch.Size\(\[3\]"),
+        "loops for visits": (norms_of_loops, r"3 blocks x 1 loops: expected shape"),
+        "a dict": (lambda *_: {}, "expected a tensor, got dict"),
+    },
+    checks.mean_loop_cosine: {
+        "the diagonal too": (with_the_diagonal, "of 2 loops: .* off by"),
+        "the states": (lambda states: pairwise_cosine(states, increments=False), "of 2 loops: .* off by"),
+        "token by token": (lambda states: pairwise_cosine(states, dims=True), "of 2 loops: .* off by"),
+        "a tensor": (lambda states: torch.tensor(pairwise_cosine(states)), "expected a number, got Tensor"),
+        "first and last": (
+            lambda states: pairwise_cosine([states[0], states[1], states[-2], states[-1]]),
+            "of [247] loops: .* off by",
+        ),
+    },
+    checks.striped_length: {
+        "one block": (lambda L, N, cosine: N + cosine * N * (N - 1), "64 blocks x 1 loops, cosine 0.7: .* off by"),
+        "all agree": (
+            lambda L, N, cosine: L * N + cosine * L * N * (L * N - 1),
+            "64 blocks x 1 loops, cosine 0.7: .* off by",
+        ),
+        "the length": (
+            lambda L, N, cosine: (L * (N + cosine * N * (N - 1))) ** 0.5,
+            "1 blocks x 64 loops, cosine 0.7: .* off by",
+        ),
+        "swapped": (lambda L, N, cosine: N * (L + cosine * L * (L - 1)), "1 blocks x 64 loops, .*: 64.0 is not"),
+    },
+    checks.hide_the_growth: {
+        "nothing": (dict, r"R at \(8, 16, 32\) loops is .*, a slope of 1.*; get it below 0.3"),
+        "louder": (lambda: {"init_std": 1.0}, "a slope of 1.* below 0.3"),
+        "a small start": (lambda: {"embed_norm": False}, "a slope of 1.* below 0.3"),
+        "a rule": (lambda: {"rule": "inverse"}, "leave rule as it is"),
+        "another depth": (lambda: {"n_layer": 2, "n_loop": 1}, "leave n_layer, n_loop as it is"),
+        "no field": (lambda: {"std": 0.02}, "unexpected keyword argument 'std'"),
+        "impossible": (lambda: {"n_head": 3}, "n_embd=32 must be a multiple of n_head=3"),
+        "a config": (lambda: LoopedConfig(), "expected a dict of fields of LoopedConfig, got LoopedConfig"),
+    },
+    checks.carried_lr: {
+        "the other way": (lambda lr, N, alpha: lr * N ** (1 - alpha), "of 0.01 at N=8, alpha=0: .* off by"),
+        "for any rule": (lambda lr, N, alpha: lr / N, "of 0.02 at N=16, alpha=0.5: .* off by"),
+        "kept": (lambda lr, N, alpha: lr, "at N=8, alpha=0: .* off by"),
+    },
+    checks.coherence: {
+        "visit by visit": (
+            lambda dW, u, eta: (u @ dW.T).norm(dim=1).sum() / (eta * u.sum(0).norm()),
+            "at N=5, d=8, eta=0.001: 0% of the values agree",
+        ),
+        "transposed": (lambda dW, u, eta: (u.sum(0) @ dW).norm() / (eta * u.sum(0).norm()), "at N=1, d=4"),
+        "without eta": (lambda dW, u, eta: (dW @ u.sum(0)).norm() / u.sum(0).norm(), "at N=1, d=4, eta=0.1"),
+        "a float": (lambda dW, u, eta: 1.0, "expected a tensor, got float"),
+        "one entry": (lambda dW, u, eta: (dW @ u.sum(0)).norm().view(1), r"got torch.Size\(\[1\]\)"),
+    },
+    checks.octaves: {
+        "the grid's": (lowest_on_the_grid, "for 2 seeds: .* off by"),
+        "backwards": (lambda lrs, small, large: octaves_by_polynomial(lrs, large, small), "for 2 seeds: .* off by"),
+        "the first seed's": (
+            lambda *a: octaves_by_polynomial(*a, mean=lambda losses: losses[0]),
+            "for 2 seeds: .* off by",
+        ),
+        "a factor": (lambda *a: 2 ** octaves_by_polynomial(*a), "for 1 seeds: .* off by"),
+    },
+    checks.direct_and_passed_on: {
+        "at the old stream": (
+            lambda *a: side_by_side(*a, seen=lambda moved, h: h),
+            "at N=3, d=6, eps=0.5: .* of the values agree",
+        ),
+        "the other way round": (lambda *a: side_by_side(*a).flip(0), "at N=1, d=4, eps=1: 0% of the values agree"),
+        "their sum": (lambda *a: side_by_side(*a).sum(0), "expected shape"),
     },
 }
 

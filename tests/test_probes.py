@@ -1,10 +1,12 @@
 """Instruments against what can be counted by hand."""
 
+import itertools
+
 import pytest
 import torch
-from helpers import build, example, tiny
+from helpers import LOOM_PARTS, build, example, rms, tiny, tokens
 
-from minilooped import plots, probes
+from minilooped import plots, probes, toy
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.probes import saved_bytes
 
@@ -240,3 +242,213 @@ def test_growth_plane_leaves_the_generator_alone():
     before = torch.get_rng_state()
     probes.growth_plane(growing(), (1,), (1,))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_norm_growth_depends_on_its_seeds_alone_and_leaves_the_readers_generator_alone():
+    config = tiny(rule="none")
+    torch.manual_seed(5)
+    first = probes.norm_growth(config, ("none",), (1, 2), seeds=(3,))
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn)
+    assert probes.norm_growth(config, ("none",), (1, 2), seeds=(3,)) == first
+
+    torch.manual_seed(3)  # the same by hand
+    model, idx = LoopedGPT(config).eval(), torch.randint(11, (2, 12))
+    for n_loop, value in zip((1, 2), first["none"], strict=True):
+        assert value == rms(model(idx, n_loop=n_loop, return_states=True)[2][-1])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# visits
+
+EXTRAS = [
+    {},
+    {"rule": "inverse", "segment": 2},
+    {"rule": "deeploop"},  # post-norm, where an increment is not a branch
+    {"rule": "layernorm_scaling", "norm": "layer"},
+    {"rule": "loom", **LOOM_PARTS},
+]
+
+
+def by_hand(model: LoopedGPT, idx: torch.Tensor, n_loop: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The stream before and after every visit, for a model without re-injection and loop-end norm."""
+    h, before, after = model.embed(idx), [], []
+    for visit in range(n_loop * len(model.blocks)):
+        gain = model.row.in_gain
+        before.append(h)
+        h = model.blocks[visit % len(model.blocks)](
+            h, visit // len(model.blocks), gain(visit + 1) if callable(gain) else gain, model.rope[:, : idx.shape[1]]
+        )[0]
+        after.append(h)
+    return before, after
+
+
+@pytest.mark.parametrize("n_loop", [3, 1, 5])
+@pytest.mark.parametrize("changes", EXTRAS[:-1], ids=str)
+def test_visits_are_those_of_a_loop_by_hand(changes, n_loop):
+    model = build(tiny(**changes), shaken=True).eval()
+    idx = tokens(model.config, length=7)
+    seen = probes.visits(model, idx, n_loop=n_loop)
+    with torch.no_grad():
+        before, after = by_hand(model, idx, n_loop)
+    increments = [b - a for a, b in zip(before, after, strict=True)]
+    assert seen.start == pytest.approx(rms(before[0]), rel=1e-12)
+    assert seen.stream.flatten().tolist() == pytest.approx([rms(h) for h in after], rel=1e-12)
+    assert seen.branch.flatten().tolist() == pytest.approx([rms(r) for r in increments], rel=1e-12)
+    for i, a in enumerate(increments):
+        for j, b in enumerate(increments):
+            expected = torch.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+            assert seen.cosines[i, j].item() == pytest.approx(expected, abs=1e-12)
+    loops = [sum(increments[2 * n : 2 * n + 2]) for n in range(n_loop)]  # a loop's increment is the sum of its blocks'
+    for i, a in enumerate(loops):
+        for j, b in enumerate(loops):
+            expected = torch.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+            assert seen.loop_cosines[i, j].item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("changes", EXTRAS, ids=str)
+def test_norms_and_cosines_of_the_visits_are_of_one_walk(changes):
+    model = build(tiny(**changes), shaken=True)
+    idx = tokens(model.config)
+    seen = probes.visits(model, idx)
+    for matrix in (seen.cosines, seen.loop_cosines):
+        torch.testing.assert_close(matrix, matrix.mT)
+        torch.testing.assert_close(matrix.diagonal(), torch.ones(len(matrix), dtype=torch.float64))
+    ends = [model.embed(idx), *model.eval()(idx, return_states=True)[2]]
+    first, *_, last = loops = [b - a for a, b in itertools.pairwise(ends)]
+    assert len(loops) == 3
+    expected = torch.cosine_similarity(first.flatten(), last.flatten(), dim=0).item()
+    assert seen.loop_cosines[0, -1].item() == pytest.approx(expected, abs=1e-12)
+    if not model.config.reinject:  # then the visits' increments sum to what the whole loop has changed
+        length = seen.branch.flatten()
+        assert (length @ seen.cosines @ length).item() == pytest.approx(rms(ends[-1] - ends[0]) ** 2, rel=1e-10)
+
+
+@pytest.mark.parametrize("n_loop", [None, 1, 2, 7])
+@pytest.mark.parametrize("n_layer", [1, 2])
+def test_case_B3_a_reused_block_has_one_record_per_visit(n_layer, n_loop):
+    model = build(tiny(n_layer=n_layer, rule="none"))
+    seen, N = probes.visits(model, tokens(model.config), n_loop=n_loop), n_loop or 3
+    assert seen.stream.shape == seen.branch.shape == (N, n_layer)
+    assert seen.cosines.shape == (N * n_layer, N * n_layer) and seen.loop_cosines.shape == (N, N)
+    assert len(set(seen.stream.flatten().tolist())) == N * n_layer, "no visit's record stands for another's"
+
+
+def test_visits_of_one_loop_count_are_the_first_of_a_larger_one():
+    model = build(tiny(rule="sqrt"))
+    few, many = (probes.visits(model, tokens(model.config), n_loop=n_loop) for n_loop in (2, 5))
+    torch.testing.assert_close(few.stream, many.stream[:2])
+    torch.testing.assert_close(few.cosines, many.cosines[:4, :4])
+
+
+def test_visits_of_silent_branches_are_zero_and_finite():
+    seen = probes.visits(build(tiny(rule="rezero")), torch.arange(10).view(2, 5))
+    assert not seen.branch.any() and not seen.cosines.any() and not seen.loop_cosines.any()
+    assert (seen.stream == seen.start).all()
+
+
+def test_visits_take_a_half_precision_model_apart_in_single_precision():
+    model = build(tiny(rule="none"), dtype=torch.bfloat16)
+    seen = probes.visits(model, tokens(model.config))
+    assert seen.stream.dtype == seen.branch.dtype == seen.cosines.dtype == torch.float32
+    assert seen.start == pytest.approx(rms(model.embed(tokens(model.config)).float()), rel=1e-6)
+    assert torch.allclose(seen.cosines.diagonal(), torch.ones(6))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_visits_leave_mode_hooks_generator_and_biases_alone(mode):
+    model, idx = moe().train(mode), torch.arange(10).view(2, 5)
+    state = torch.get_rng_state()
+    probes.visits(model, idx)
+    with pytest.raises(ValueError, match="block_size"):
+        probes.visits(model, torch.zeros(1, 9, dtype=torch.long))
+    with pytest.raises(ValueError, match="n_loop=0"):
+        probes.visits(model, idx, n_loop=0)
+    assert model.training == mode and torch.equal(torch.get_rng_state(), state)
+    assert not any(block._forward_hooks or block.mlp.router.bias.any() for block in model.blocks)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The first steps of training
+
+
+def trained_by_hand(config: LoopedConfig, steps: int, *, lr: float, seed: int) -> tuple[LoopedGPT, torch.Tensor]:
+    torch.manual_seed(seed)
+    model, sequence = LoopedGPT(config), torch.randint(config.vocab_size, (1, config.block_size + 1))
+    optimizer = model.configure_optimizer(lr, weight_decay=0.1)
+    for _ in range(steps):
+        model(sequence[:, :-1], sequence[:, 1:])[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval(), sequence[:, :-1]
+
+
+@pytest.mark.parametrize("rule", ["none", "factored", "deeploop"])
+def test_first_steps_are_the_visits_along_a_training_by_hand(rule):
+    config = tiny(rule=rule)
+    torch.manual_seed(9)
+    state = torch.get_rng_state()
+    seen = probes.first_steps(config, 3, lr=0.01, seed=4)
+    assert torch.equal(torch.get_rng_state(), state), "the reader's generator stays where it was"
+    assert len(seen) == 4 and seen[0].stream.shape == (3, 2)
+    for step, visits in enumerate(seen):
+        model, idx = trained_by_hand(config, step, lr=0.01, seed=4)
+        expected = probes.visits(model, idx)
+        torch.testing.assert_close(visits.stream, expected.stream)
+        torch.testing.assert_close(visits.cosines, expected.cosines, atol=1e-5, rtol=0)
+        assert visits.start == pytest.approx(expected.start, rel=1e-5)
+
+
+def test_first_steps_takes_a_batch_and_refuses_less_than_no_step():
+    config = tiny(rule="none")
+    one, two = (probes.first_steps(config, 0, batch=batch) for batch in (1, 2))
+    assert len(one) == len(two) == 1 and not torch.equal(one[0].stream, two[0].stream)
+    with pytest.raises(ValueError, match="steps=-1"):
+        probes.first_steps(config, -1)
+
+
+def test_output_change_is_that_of_one_step_by_hand():
+    config = tiny(rule="none")
+    torch.manual_seed(9)
+    state = torch.get_rng_state()
+    changes = probes.output_change(config, lr=0.01, seeds=(4, 7))
+    assert torch.equal(torch.get_rng_state(), state) and changes.shape == (2,)
+    for seed, change in zip((4, 7), changes, strict=True):
+        before, after = (trained_by_hand(config, steps, lr=0.01, seed=seed) for steps in (0, 1))
+        a, b = (model(idx, return_states=True)[2][-1] for model, idx in (before, after))
+        assert change.item() == pytest.approx(rms(b - a), rel=1e-4)
+
+
+def test_output_change_of_a_small_step_is_flat_in_the_loops_at_one_over_n_alone():
+    """[1] Theorem 2: like eta * eps * N, as long as eps * N is bounded. Where it is not, at least like that."""
+    shape = dict(vocab_size=64, block_size=32, n_layer=2, n_head=4, n_embd=64, init_std=64**-0.5, embed_norm=True)
+    n_loops, slope = (4, 8, 16, 32), {}
+    for rule in ("none", "sqrt", "inverse"):
+        configs = [LoopedConfig(n_loop=n_loop, rule=rule, **shape) for n_loop in n_loops]
+        changes = torch.stack([probes.output_change(config, lr=1e-5) for config in configs], dim=1)  # (S, n_loops)
+        slope[rule] = toy.fit_exponent(n_loops, changes).slope
+    assert abs(slope["inverse"]) < 0.2 and slope["sqrt"] > 0.5 and slope["none"] > 1, slope
+    twice = torch.stack([probes.output_change(config, lr=2e-5) for config in configs], dim=1)
+    torch.testing.assert_close(twice, 2 * changes, rtol=0.05, atol=0)
+
+
+def test_mean_cosine_is_over_pairs_of_different_visits():
+    seen = probes.visits(build(tiny(rule="none")), torch.arange(10).view(2, 5))
+    pairs = [seen.cosines[i, j].item() for i, j in itertools.permutations(range(6), 2)]
+    assert seen.mean_cosine == pytest.approx(sum(pairs) / len(pairs), rel=1e-12)
+
+
+def test_six_panels_are_the_final_norms_along_the_first_steps():
+    """Row by row: depth is blocks at one loop, or loops through the blocks of the config."""
+    config = tiny(n_layer=2, n_loop=7, embed_norm=True)
+    panels = probes.six_panels(config, (1, 3), steps=2, lr=0.01, seeds=(0, 5))
+    rules = {"untied": ["none", "sqrt_depth", "completep"], "tied": ["none", "sqrt", "inverse"]}
+    assert {row: list(values) for row, values in panels.items()} == rules
+    for row, rule in [(row, rule) for row, columns in rules.items() for rule in columns]:
+        assert panels[row][rule].shape == (2, 2, 3)
+        shape = dict(n_layer=3, n_loop=1) if row == "untied" else dict(n_layer=2, n_loop=3)
+        steps = probes.first_steps(tiny(rule=rule, embed_norm=True, **shape), 2, lr=0.01, seed=5)
+        expected = [visits.stream[-1, -1].item() for visits in steps]
+        assert panels[row][rule][1, 1].tolist() == pytest.approx(expected, rel=1e-5)

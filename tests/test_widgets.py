@@ -314,6 +314,44 @@ def test_a_move_of_the_rule_explorer_takes_little_time(shown):
         assert time.process_time() - started < SECONDS_PER_MOVE
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 3: the stream, visit by visit
+
+
+@pytest.fixture(scope="module")
+def visit_runs():
+    shape = dict(vocab_size=9, block_size=8, n_head=2, n_embd=16, init_std=0.25, embed_norm=True, rule="none")
+    shapes = {"tied": dict(n_layer=1, n_loop=6), "untied": dict(n_layer=6), "both": dict(n_layer=2, n_loop=3)}
+    return {name: probes.first_steps(LoopedConfig(**shape, **change), 2) for name, change in shapes.items()}
+
+
+def test_visit_explorer_draws_its_static_twin_at_every_position(visit_runs, shown):
+    run, step, _ = widgets.visit_explorer(visit_runs).children
+    assert tuple(run.options) == ("tied", "untied", "both") and (step.min, step.max) == (0, 2)
+    for name, at in (("tied", 2), ("untied", 2), ("both", 1)):
+        run.value, step.value = name, at
+        live = shown[-1]
+        widgets.draw_visits(visit_runs, name, at)
+        assert np.array_equal(png(live), png(shown[-1])) and live.alt == shown[-1].alt
+        visits = visit_runs[name][at]
+        for number in (f"{name}, step {at}:", f"{visits.stream[-1, -1]:.3g}", f"{visits.mean_cosine:.2f}"):
+            assert number in live.alt
+    started = time.process_time()
+    step.value = 0
+    assert time.process_time() - started < SECONDS_PER_MOVE
+
+
+def test_draw_visits_shows_what_was_recorded(visit_runs, shown, monkeypatch):
+    norms, maps = drawn_by(monkeypatch, "stream_by_visit"), drawn_by(monkeypatch, "gram_map")
+    widgets.draw_visits(visit_runs, "both", 1)
+    visits = visit_runs["both"][1]
+    (stream, branch, start), _ = norms[0]
+    assert torch.equal(stream, visits.stream.flatten()) and torch.equal(branch, visits.branch.flatten())
+    assert start == visits.start
+    ((matrices,), _) = maps[0]
+    assert [torch.equal(matrix, visits.cosines) for matrix in matrices.values()] == [True]
+
+
 @pytest.fixture(scope="module")
 def kernel():
     with run_kernel() as client:
@@ -490,6 +528,35 @@ def test_exponent_plane_names_each_point_once_and_shows_points_far_out():
     assert ax.get_xlim()[1] > 2 and ax.get_xlabel() and ax.get_ylabel()
 
 
+def test_stream_by_visit_draws_its_arrays():
+    ax = plots.stream_by_visit([1.5, 2.0, 4.0], [1.0, 0.5, 0.25], 1.25, title="t")
+    start, stream, branch = ax.lines
+    assert set(start.get_ydata()) == {1.25} and ax.get_title() == "t"
+    assert stream.get_xydata().tolist() == [[1, 1.5], [2, 2.0], [3, 4.0]]
+    assert branch.get_xydata().tolist() == [[1, 1.0], [2, 0.5], [3, 0.25]]
+    assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xticks().tolist() == [1, 2]
+    assert stream.get_marker() != branch.get_marker() and stream.get_linestyle() != branch.get_linestyle()
+
+
+def test_six_panels_draws_a_line_per_step_on_one_scale():
+    values = np.array([[[1.0, 2.0], [4.0, 8.0]], [[4.0, 8.0], [4.0, 2.0]]])  # (seeds, depths, steps + 1)
+    rows = {"untied": {"none": values, "sqrt_depth": 2 * values}, "tied": {"none": 3 * values, "sqrt": 40 * values}}
+    axes = plots.six_panels([1, 16], rows, title="t")
+    assert [[ax.get_title() for ax in row] for row in axes] == [
+        ["untied, none", "untied, sqrt_depth"],
+        ["tied, none", "tied, sqrt"],
+    ]
+    for ax, factor in zip(axes.flat, (1, 2, 3, 40), strict=True):
+        before, after, *guides = ax.lines
+        np.testing.assert_allclose(before.get_xydata(), [[1, 2 * factor], [16, 4 * factor]])
+        np.testing.assert_allclose(after.get_xydata(), [[1, 4 * factor], [16, 4 * factor]])
+        np.testing.assert_allclose([guide.get_ydata()[1] for guide in guides], [16, 4, 1])
+        assert before.get_color() != after.get_color() and before.get_linestyle() != after.get_linestyle()
+        assert ax.get_xlim() == axes[0, 0].get_xlim() and ax.get_ylim() == axes[0, 0].get_ylim()
+        assert ax.get_xscale() == ax.get_yscale() == "log"
+    assert "L" in axes[0, 1].get_xlabel() and "N" in axes[1, 1].get_xlabel()
+
+
 def test_walks_draws_each_path_and_how_far_its_end_is_from_home():
     path = np.array([[0, 0], [0, 1], [3, 4]])
     ax = plots.walks({"tied": path, "untied": -path[:2]})
@@ -506,6 +573,7 @@ def test_walks_draws_each_path_and_how_far_its_end_is_from_home():
         lambda ax: plots.growth_curves([1, 2], {"none": [[1.0, 2.0]]}, ax=ax),
         lambda ax: plots.walks({"tied": [[0, 0], [1, 1]]}, ax=ax),
         lambda ax: plots.exponent_plane({"none": (0, 0)}, ax=ax),
+        lambda ax: plots.stream_by_visit([1.0, 2.0], [1.0, 1.0], 1.0, ax=ax),
         lambda ax: plots.loss_by_loops([1, 2], [2.5, 2.25], 2, ax=ax),
         lambda ax: plots.training_curve([1, 2], [2.5, 2.25], [], 2, ax=ax),
     ],
