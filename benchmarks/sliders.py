@@ -30,7 +30,7 @@ ROUNDS = 3
 
 DIAL = [probes.Dial(n_loop, 2 + 1 / n_loop, "To be, or not to be\n" * 6) for n_loop in range(1, 9)]
 SWEPT = sweep.grid(("none", "sqrt", "inverse"), (2,), (1, 2, 4, 8), [2.0**-k for k in range(5, 12)], (0, 1, 2))
-SMALL = LoopedConfig(vocab_size=64, block_size=32, n_head=4, n_embd=64)
+SMALL = LoopedConfig(vocab_size=64, block_size=32, n_layer=1, n_head=4, n_embd=64)
 
 
 def costs() -> list[probes.Cost]:
