@@ -24,6 +24,7 @@ arXiv 2607.13491. [3] LOOM, Looping Beyond Twice, arXiv 2610.01153. In [2] the l
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, get_args, get_origin
 
@@ -740,10 +741,8 @@ class LoopedGPT(nn.Module):
         for name, value in (("temperature", temperature), ("max_new_tokens", max_new_tokens), ("top_k", top_k or 0)):
             if not value >= 0:
                 raise ValueError(f"{name}={value} must be >= 0")
-        n_loop, block_size, was_training = self._loop_count(n_loop), self.config.block_size, self.training
-        cache = None
-        self.eval()
-        try:
+        n_loop, block_size, cache = self._loop_count(n_loop), self.config.block_size, None
+        with evaluating(self):
             for _ in range(max_new_tokens):
                 new = idx[:, -block_size:]
                 if not use_cache or idx.shape[1] > block_size:
@@ -754,8 +753,6 @@ class LoopedGPT(nn.Module):
                     new = idx[:, -1:]
                 logits = self(new, n_loop=n_loop, cache=cache)[0][:, -1]  # (B, V)
                 idx = torch.cat((idx, pick(logits, temperature, top_k, generator)), dim=1)
-        finally:
-            self.train(was_training)
         return idx
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -829,6 +826,17 @@ class LoopedGPT(nn.Module):
             return adamw
         muon = torch.optim.Muon([group("hidden_muon")], lr=lr, adjust_lr_fn="match_rms_adamw")
         return OptimizerPair(muon, adamw)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; afterwards, after an error too, the mode that was there."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

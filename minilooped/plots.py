@@ -131,21 +131,11 @@ def loss_by_loops(
     return ax
 
 
-@in_style
 def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
     """RMS of the stream against the loop count, both axes logarithmic, a line per rule, guides of slope 1, 1/2, 0."""
-    ax = figure() if ax is None else ax
-    for rule, values in rms.items():
-        ax.plot(n_loops, values, **look(rule), label=rule)
-    for slope, name in ((1, "N"), (0.5, "√N"), (0, "1")):
-        ax.plot(n_loops, [n**slope for n in n_loops], color=QUIET, linestyle=":", linewidth=1)
-        ax.annotate(name, (n_loops[-1], n_loops[-1] ** slope), (5, -4), textcoords="offset points", color=QUIET)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=2)
-    ax.set(xlabel="loops N", ylabel="RMS of the stream", xticks=n_loops, xticklabels=[str(n) for n in n_loops])
-    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.legend()
-    return ax
+    curves = {rule: np.asarray(values)[None] for rule, values in rms.items()}  # (1, loop counts) each
+    guides = {"N": 1, "√N": 0.5, "1": 0}
+    return growth_curves(n_loops, curves, guides=guides, xlabel="loops N", ylabel="RMS of the stream", ax=ax)
 
 
 @in_style
@@ -248,7 +238,7 @@ def growth_curves(
     ax.minorticks_off()
     if plain:  # plain numbers, as many as fit; powers of ten speak better of more
         octaves = np.arange(*np.ceil(np.log2(ax.get_ylim())))
-        ticks = 2.0 ** octaves[:: 1 + len(octaves) // 7]
+        ticks = 2.0 ** octaves[:: 1 + (len(octaves) - 1) // 8]  # eight at most
         ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.legend(frameon=False)
     return ax

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .data import Tokenizer
-from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32
+from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
 from .toy import rms
 from .train import NextLoss, evaluate, loop_rms, sample, train_step
 
@@ -140,12 +140,11 @@ def watched(
 
     A module that serves all loops calls its hook N times: append to a list, for a dict by name keeps the last visit.
     """
-    handles, was_training = [module.register_forward_hook(hook) for module in modules], model.training
-    model.eval()
+    handles = [module.register_forward_hook(hook) for module in modules]
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
-        model.train(was_training)
         for handle in handles:
             handle.remove()
 

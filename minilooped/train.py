@@ -44,7 +44,7 @@ from .checkpoint import (
     write_config,
 )
 from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus, tokenizer_from_spec
-from .model import LoopedConfig, LoopedGPT
+from .model import LoopedConfig, LoopedGPT, evaluating
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -321,14 +321,12 @@ def train_step(
 @torch.no_grad()
 def evaluate(model: LoopedGPT, batches: Iterable[tuple[Tensor, Tensor]], n_loop: int | None = None) -> float:
     """Mean cross-entropy in nats per token over (x, y) batches, in eval mode and float32."""
-    was_training, device = model.training, model.wte.weight.device
-    model.eval()
-    total, count = 0.0, 0
-    for x, y in batches:
-        valid = int((y != -100).sum())
-        total += model(x.to(device), y.to(device), n_loop=n_loop)[1].item() * valid
-        count += valid
-    model.train(was_training)
+    device, total, count = model.wte.weight.device, 0.0, 0
+    with evaluating(model):
+        for x, y in batches:
+            valid = int((y != -100).sum())
+            total += model(x.to(device), y.to(device), n_loop=n_loop)[1].item() * valid
+            count += valid
     total, count = sum_over_processes(torch.tensor((total, count), dtype=torch.float64)).tolist()
     return total / count
 
@@ -363,9 +361,8 @@ def sample(
 @torch.no_grad()
 def loop_rms(model: LoopedGPT, idx: Tensor) -> list[float]:
     """RMS of the stream after each loop, for tokens idx (B, T)."""
-    was_training = model.training
-    states = model.eval()(idx, return_states=True)[2]
-    model.train(was_training)
+    with evaluating(model):
+        states = model(idx, return_states=True)[2]
     return [state.square().mean().sqrt().item() for state in states]
 
 

@@ -1,16 +1,23 @@
 """Run notebooks from top to bottom and store clean outputs: python notebooks/refresh.py [NOTEBOOK ...]
 
 What differs from run to run without a change of code is taken out: widget state (GitHub refuses to show a notebook that
-carries it half), timestamps, and the name of the reader's kernel.
+carries it half), timestamps, and the name of the reader's kernel. How long each one took stands in a file of its own:
+with no notebook named, all chapters are run and data/results/chapters.json is written anew.
 """
 
+import json
+import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from nbclient import NotebookClient
 
+from minilooped.provenance import provenance
+
 HERE = Path(__file__).parent
+TIMES = HERE.parent / "data" / "results" / "chapters.json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -30,17 +37,33 @@ def clean(notebook: nbformat.NotebookNode) -> None:
                     output.data.pop("text/html", None)  # the same picture once more, for a live page
 
 
-def refresh(path: Path) -> None:
+def refresh(path: Path) -> dict[str, float]:
+    """Run and store a notebook. Returns the seconds it took, with the kernel's start, and the size of the file."""
     notebook = nbformat.read(path, as_version=4)
-    # What a cell prints arrives in pieces cut by the clock: coalesce them, or every run would store other ones.
-    resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=300, coalesce_streams=True, resources=resources).execute()
+    began = os.times()
+    # Beside the notebooks' folder, where "../data" is the same place and no earlier run is found, nor this one left.
+    with TemporaryDirectory(dir=path.resolve().parents[1]) as folder:
+        # What a cell prints arrives in pieces cut by the clock: coalesce them, or every run would store other ones.
+        options = dict(timeout=300, coalesce_streams=True, resources={"metadata": {"path": folder}})
+        NotebookClient(notebook, **options).execute()
+    ended = os.times()
     clean(notebook)
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
-    print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
+    # The kernel is a child process that has ended by now. (Windows does not say what a child took.)
+    cpu, since = (times.children_user + times.children_system for times in (ended, began))
+    took = dict(
+        cpu_seconds=round(cpu - since, 1),
+        wall_seconds=round(ended.elapsed - began.elapsed, 1),
+        kilobytes=round(path.stat().st_size / 1e3),
+    )
+    print("{}: {kilobytes} kB, {cpu_seconds} s of CPU time, {wall_seconds} s".format(path.name, **took), flush=True)
+    return took
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(HERE.glob("[0-9]*.ipynb")):
-        refresh(Path(name))
+    named = [Path(name) for name in sys.argv[1:]]
+    head = provenance("python notebooks/refresh.py") | {"threads": "what each chapter sets"}
+    took = {path.stem: refresh(path) for path in named or sorted(HERE.glob("[0-9]*.ipynb"))}
+    if not named:
+        TIMES.write_text(json.dumps(dict(provenance=head, chapters=took), indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import json
 import re
 import runpy
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 CHAPTERS = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
 REFRESH = runpy.run_path(str(NOTEBOOKS / "refresh.py"))
 MEGABYTE = 1_000_000
+MAX_SECONDS = 120  # of CPU time, for one chapter
 
 # "/home/someone" and "C:\\Users", but neither "tokens/s" nor a part of a URL; "<object at 0x7f61b2cbe980>".
 MACHINE_DEPENDENT = r"(?<![\w.:/<])/\w[\w.-]*/\w|\b[A-Z]:\\|\b0x[0-9a-f]{6,}"
@@ -207,12 +209,15 @@ def test_solution_passes_its_check(notebook, i, capsys):
 
 
 def test_refresh_twice_stores_the_same_bytes_and_no_widget(tmp_path, capsys):
-    path = tmp_path / "00_short.ipynb"
+    path = tmp_path / "notebooks" / "00_short.ipynb"
+    path.parent.mkdir()
+    (tmp_path / "data").mkdir()
     cells = [
         nbformat.v4.new_markdown_cell("# A slider", id="a"),
         nbformat.v4.new_code_cell("import ipywidgets\nprint(6 * 7)\nipywidgets.IntSlider()", id="b"),
         nbformat.v4.new_code_cell("6 * 7", id="c", metadata={"tags": ["exercise"]}),
         nbformat.v4.new_code_cell("import time\nprint(1, flush=True)\ntime.sleep(0.5)\nprint(2)", id="d"),
+        nbformat.v4.new_code_cell("from pathlib import Path\nPath('runs').mkdir()\nPath('../data').exists()", id="e"),
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "my kernel of yesterday"}
@@ -226,11 +231,26 @@ def test_refresh_twice_stores_the_same_bytes_and_no_widget(tmp_path, capsys):
 
     stored = nbformat.read(path, as_version=4)
     assert stored.metadata.kernelspec.display_name == "Python 3" and "widgets" not in stored.metadata
-    assert [cell.metadata for cell in stored.cells] == [{}, {}, {"tags": ["exercise"]}, {}]
+    assert [cell.metadata for cell in stored.cells] == [{}, {}, {"tags": ["exercise"]}, {}, {}]
     assert printed(stored.cells[1]) == "42\n" and len(stored.cells[1].outputs) == 1
     assert stored.cells[2].outputs[0].data == {"text/plain": "42"}
     assert [output.text for output in stored.cells[3].outputs] == ["1\n2\n"]
-    assert [cell.execution_count for cell in code_cells(stored)] == [1, 2, 3]
+    assert stored.cells[4].outputs[0].data == {"text/plain": "True"}
+    assert [cell.execution_count for cell in code_cells(stored)] == [1, 2, 3, 4]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "notebooks"] and list(path.parent.iterdir()) == [path]
+
+
+def test_refresh_measures_what_the_kernel_computes(tmp_path):
+    path = tmp_path / "00_short.ipynb"
+    busy_then_asleep = "import time\nwhile time.process_time() < 2: pass\ntime.sleep(1.5)"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(busy_then_asleep)]), path)
+    took = REFRESH["refresh"](path)
+    assert took["cpu_seconds"] >= 2 and took["wall_seconds"] > took["cpu_seconds"] + 1
+
+
+def test_no_chapter_computes_for_more_than_two_minutes():
+    recorded = json.loads(REFRESH["TIMES"].read_text(encoding="utf-8"))["chapters"]
+    assert all(0 < took["cpu_seconds"] <= MAX_SECONDS for took in recorded.values())
 
 
 def test_refresh_leaves_the_notebook_alone_when_a_cell_fails(tmp_path):

@@ -190,7 +190,8 @@ def test_norm_growth_of_the_readmes_picture_has_the_slopes_it_shows():
 
     ax = plots.norm_growth((1, 16, 64), growth)
     for line, (rule, values) in zip(ax.lines, growth.items(), strict=False):
-        assert line.get_label() == rule and line.get_ydata().tolist() == values
+        assert line.get_label() == rule and line.get_ydata() == pytest.approx(values)
+    assert [guide.get_ydata()[-1] for guide in ax.lines[3:]] == [64, 8, 1] and ax.get_xlabel() == "loops N"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

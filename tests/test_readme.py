@@ -37,6 +37,13 @@ def test_the_recipe_table_is_the_recorded_result():
         assert f"{statistics.mean(row['loss'] for row in recorded):.3f}" == mean
 
 
+def test_the_chapter_list_has_the_recorded_seconds_of_every_chapter():
+    recorded = json.loads((ROOT / "data/results/chapters.json").read_text(encoding="utf-8"))["chapters"]
+    table = re.findall(r"^\| \[(\w+)\]\(notebooks/\1\.ipynb\) \| .+ \| \d+ \| (\d+) \|$", README, re.MULTILINE)
+    assert [stem for stem, _ in table] == sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    assert dict(table) == {stem: f"{took['cpu_seconds']:.0f}" for stem, took in recorded.items()}
+
+
 def test_the_example_runs():
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})

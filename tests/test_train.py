@@ -31,6 +31,7 @@ from minilooped.train import (
     accumulate,
     evaluate,
     learning_rate,
+    loop_rms,
     pick_device,
     pick_dtype,
     random_state,
@@ -141,6 +142,19 @@ def test_evaluation_leaves_mode_and_random_numbers_alone(tmp_path, dropout):
     assert losses[0] == losses[1], "no dropout"
     assert model.training and torch.equal(before, torch.get_rng_state())
     assert evaluate(model, [tiny_batch(4)], n_loop=1) != evaluate(model, [tiny_batch(4)], n_loop=2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_restores_the_mode_after_an_error_too(training):
+    model = tiny_model(DENSE).train(training)
+    x, y = tiny_batch(4)
+    evaluate(model, [(x, y)]), loop_rms(model, x)
+    assert model.training == model.blocks[0].training == training
+    too_long = x.repeat(1, 2)
+    for measure in (lambda: evaluate(model, [(x, y), (too_long, too_long)]), lambda: loop_rms(model, too_long)):
+        with pytest.raises(ValueError, match="block_size"):
+            measure()
+        assert model.training == model.blocks[0].training == training
 
 
 def test_a_sample_depends_on_its_seed_alone(tmp_path):

@@ -1,12 +1,17 @@
 """Widgets, and the probe and plots they are made of: the numbers shown are the numbers computed."""
 
 import base64
+import inspect
 import io
 import itertools
+import json
 import math
 import re
+import runpy
 import time
+from pathlib import Path
 
+import IPython.display
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
@@ -655,3 +660,51 @@ def test_show_gives_an_opaque_picture_with_alt_text(shown):
     pixels = png(image)
     assert pixels.shape == (100, 200, 4) and (pixels[..., 3] == 1).all()
     assert (pixels[0, 0] == 1).all(), "white, on a dark page too"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The benchmark of slider moves
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def sliders():
+    return runpy.run_path(str(ROOT / "benchmarks/sliders.py"))
+
+
+def test_every_widget_is_in_the_benchmark_and_recorded_within_its_bar(sliders):
+    functions = inspect.getmembers(widgets, inspect.isfunction)
+    of_widgets = {name for name, f in functions if inspect.signature(f).return_annotation is ipywidgets.VBox}
+    assert sliders["WIDGETS"].keys() == of_widgets - {"explorer"}
+    recorded = json.loads((ROOT / "data/results/sliders.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["widget"] for row in recorded] == list(sliders["WIDGETS"]), "run python benchmarks/sliders.py"
+    assert all(row["cpu_worst"] <= sliders["BAR"] for row in recorded)
+
+
+def test_the_benchmark_moves_every_control_over_all_its_values_and_times_the_drawing(sliders):
+    def draw(n: int, x: float, rule: str):
+        deadline = time.process_time() + (0.05 if rule == "sqrt" else 0.0)
+        while time.process_time() < deadline:
+            pass
+        IPython.display.display(plots.Picture(b"", "nothing"))
+
+    controls = dict(
+        n=ipywidgets.IntSlider(min=2, max=6, step=2, value=4),
+        x=ipywidgets.FloatSlider(min=0, max=1, step=0.5, value=0),
+        rule=ipywidgets.Dropdown(options=("none", "sqrt", "inverse"), value="inverse"),
+    )
+    seconds = sliders["seconds_per_move"](lambda: widgets.explorer(draw, **controls))
+    one_moved = {(n, 0, "inverse") for n in (2, 4, 6)} | {(4, x, "inverse") for x in (0, 0.5, 1)}
+    one_moved |= {(4, 0, rule) for rule in ("none", "sqrt", "inverse")}
+    from_the_ends = {(n, 1, "inverse") for n in (2, 4, 6)} | {(6, x, "inverse") for x in (0, 0.5, 1)}
+    from_the_ends |= {(6, 1, rule) for rule in ("none", "sqrt", "inverse")}
+    assert seconds.keys() == one_moved | from_the_ends
+    cpu = {position: took[0] for position, took in seconds.items()}
+    assert all((cpu[position] > 0.05) == (position[-1] == "sqrt") for position in cpu)
+
+
+def test_the_benchmark_refuses_a_widget_that_shows_nothing(sliders):
+    control = ipywidgets.IntSlider(max=2, description="n")
+    with pytest.raises(RuntimeError, match="n: 0 pictures after a move, expected one"):
+        sliders["seconds_per_move"](lambda: widgets.explorer(lambda n: None, n=control))
