@@ -10,13 +10,10 @@ the same depth as nanoGPT's. The loss is over the whole validation split in wind
 
 import json
 import math
-import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +25,7 @@ from torch import nn
 from minilooped.data import BatchStream, eval_windows, load_corpus
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import PRESETS
+from minilooped.provenance import provenance
 from minilooped.train import NextLoss, TrainConfig, pick_dtype, train, train_step
 
 NANOGPT_STEPS, WARMUP, PEAK, FLOOR = 2000, 100, 1e-3, 1e-4
@@ -156,18 +154,9 @@ def main(options: Options) -> None:
 
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-        provenance = dict(
-            made_by="python benchmarks/recipe.py --nanogpt PATH --out data/results/recipe.json",
-            date=date.today().isoformat(),
-            commit=commit.stdout.strip(),
-            torch=str(torch.__version__),
-            python=platform.python_version(),
-            cpu=torch.backends.cpu.get_cpu_capability() + ", one thread",
-            model=asdict(preset.model),
-            cpu_seconds_per_step=per_step,
-        )
-        text = json.dumps(dict(provenance=provenance, rows=rows), indent=1) + "\n"
+        about = provenance("python benchmarks/recipe.py --nanogpt PATH --out data/results/recipe.json")
+        about |= dict(model=asdict(preset.model), cpu_seconds_per_step=per_step)
+        text = json.dumps(dict(provenance=about, rows=rows), indent=1) + "\n"
         options.out.write_text(text, encoding="utf-8")
 
 

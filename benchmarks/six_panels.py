@@ -6,15 +6,14 @@ Writes data/results/six_panels.json and the picture beside it. About ten minutes
 """
 
 import json
-import platform
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 
 import torch
 
 from minilooped import plots, probes, toy
 from minilooped.model import LoopedConfig
+from minilooped.provenance import provenance
 
 OUT = Path(__file__).parents[1] / "data" / "results"
 DEPTHS, STEPS, LR, SEEDS = (1, 2, 4, 8, 16, 32, 64), 10, 1.25e-3, tuple(range(10))
@@ -26,22 +25,14 @@ config = LoopedConfig(
 panels = probes.six_panels(config, DEPTHS, steps=STEPS, lr=LR, seeds=SEEDS)
 axes = plots.six_panels(DEPTHS, panels, title="Untied: blocks L. Tied: loops N through 4 blocks. Width 128, 10 seeds")
 plots.save(axes[0, 0], OUT / "six_panels.png")
-provenance = dict(
-    made_by="python benchmarks/six_panels.py",
-    date=date.today().isoformat(),
-    torch=str(torch.__version__),
-    python=platform.python_version(),
-    seeds=SEEDS,
-    steps=STEPS,
-    lr=LR,
-    config=asdict(config),
-)
+about = provenance("python benchmarks/six_panels.py")
+about |= dict(seeds=SEEDS, steps=STEPS, lr=LR, config=asdict(config))
 rms = {
     row: {rule: [[[float(f"{r:.5g}") for r in steps] for steps in seed] for seed in values.tolist()]
           for rule, values in rules.items()}
     for row, rules in panels.items()
 }  # fmt: skip
-results = dict(provenance=provenance, depths=DEPTHS, rms=rms)
+results = dict(provenance=about, depths=DEPTHS, rms=rms)
 (OUT / "six_panels.json").write_text(json.dumps(results) + "\n", encoding="utf-8")
 for row, rules in panels.items():
     for rule, values in rules.items():
