@@ -1,4 +1,4 @@
-"""The command line: ``minilooped train | sample | prepare | claims``.
+"""The command line: ``minilooped train | sample | prepare | sweep | claims``.
 
 Each command's options are the fields of a typed dataclass, its help their comments. torch is imported by the command
 that needs it, so that ``minilooped --help`` answers at once.
@@ -129,6 +129,69 @@ def prepare(argv: list[str]) -> int:
     return 0
 
 
+def sweep(argv: list[str]) -> int:
+    """train over a grid of learning rates, and say where each model's best one lies"""
+    import torch
+    import tyro
+
+    from .model import LoopedConfig
+    from .presets import PRESETS
+    from .sweep import LanguageModel, best, curve, grid, shift
+    from .sweep import sweep as run_sweep
+    from .train import TrainConfig
+
+    @dataclass(frozen=True)
+    class Start:
+        preset: Literal[tuple(PRESETS)] = "shakespeare"  # the settings to start from
+
+    prog = "minilooped sweep"
+    start, _ = tyro.cli(Start, prog=prog, args=argv, add_help=False, return_unknown_args=True)
+    preset = PRESETS[start.preset]
+
+    @dataclass(frozen=True)
+    class Sweep(Start):
+        """Train over a grid of learning rates and say where each model's best one lies.
+
+        The lists below take the place of rule, n_layer, n_loop, lr and seed of the preset. Results go to a file as they
+        come: a sweep that was stopped goes on, one that is extended runs what is new.
+        """
+
+        out: Path = Path("sweep.csv")  # the file that takes the results
+        rules: tuple[str, ...] = (preset.model.rule,)  # scaling rules
+        n_layers: tuple[int, ...] = (preset.model.n_layer,)  # unique blocks
+        n_loops: tuple[int, ...] = (1, preset.model.n_loop)  # loops
+        lrs: tuple[float, ...] = tuple(preset.train.lr * 2.0**k for k in (-2, -1, 0, 1, 2))  # peak learning rates
+        seeds: tuple[int, ...] = (1, 2)  # of weights and batches
+        model: tyro.conf.OmitArgPrefixes[LoopedConfig] = preset.model
+        train: tyro.conf.OmitArgPrefixes[TrainConfig] = preset.train
+
+    asked = tyro.cli(Sweep, prog=prog, args=argv)
+    if asked.train.threads is not None:
+        torch.set_num_threads(asked.train.threads)
+    trials = grid(asked.rules, asked.n_layers, asked.n_loops, asked.lrs, asked.seeds)
+    if not trials:
+        raise ValueError("give at least one value to each of --rules, --n-layers, --n-loops, --lrs and --seeds")
+    for trial in trials:  # what cannot work is refused before the first run
+        replace(asked.model, rule=trial.rule, n_layer=trial.n_layer, n_loop=trial.n_loop)
+        replace(asked.train, lr=trial.lr, seed=trial.seed)
+    made_by = shlex.join(["minilooped", "sweep", *argv])
+    losses = run_sweep(trials, LanguageModel(asked.model, asked.train), asked.out, made_by=made_by)
+    models = sorted({(trial.n_layer, trial.n_loop) for trial in trials})
+    print(f"{'rule':18}{'L x N':>8}{'loss':>9}{'best lr':>10}  octaves from {' x '.join(map(str, models[0]))}")
+    for rule in asked.rules:
+        for L, N in models:
+            print(f"{rule:18}{f'{L} x {N}':>8}", end="")
+            try:
+                found, moved = best(*curve(losses, rule, L, N)), shift(losses, rule, models[0], (L, N))
+            except ValueError as error:  # all diverged
+                print(f"  {error}")
+                continue
+            edge = "" if found.inside else "  at the edge of the grid: give more --lrs"
+            print(f"{found.loss:9.4f}{found.lr:10.2g}  {moved}{edge}")
+    print(f"Losses are in {asked.out}. After the octaves: the least and the most of the seeds.")
+    return 0
+
+
 def claims(argv: list[str]) -> int:
     """measure what the papers claim, and say what holds here"""
     import torch
@@ -163,6 +226,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sample": sample,
     "prepare": prepare,
     "claims": claims,
+    "sweep": sweep,
 }
 
 

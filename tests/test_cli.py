@@ -282,3 +282,48 @@ def test_sampling_takes_the_threads_of_the_training(capsys):
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# sweep
+
+GRID = "--rules none inverse --n-loops 1 2 --n-layers 1 --lrs 0.01 0.1 1e30 --seeds 1".split()
+
+
+def sweep_tiny(*options):
+    return main(["sweep", *TINY, "--data", "tokens", "--warmup-steps", "0", *GRID, *options])
+
+
+def test_sweep_prints_the_best_learning_rate_of_each_model_and_goes_on(folder, capsys):
+    assert sweep_tiny() == 0
+    out = capsys.readouterr().out
+    rows = re.findall(r"^(none|inverse) +1 x (\d) +(\d\.\d{4}) +(0\.01|0\.1) ", out, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("none", "1"), ("none", "2"), ("inverse", "1"), ("inverse", "2")]
+    assert rows[0][2:] == rows[2][2:]  # one loop: the same model
+    assert "+0.0 (+0.0 to +0.0)" in out and "sweep.csv" in out
+    stored = (folder / "sweep.csv").read_bytes()
+    assert b"inf" in stored and b"minilooped sweep" in stored
+
+    assert sweep_tiny() == 0  # nothing is left to run
+    assert capsys.readouterr().out == out and (folder / "sweep.csv").read_bytes() == stored
+    assert sweep_tiny("--seeds", "1", "2") == 0
+    assert (folder / "sweep.csv").read_bytes().startswith(stored)
+
+
+def test_sweep_says_which_model_never_trained(capsys):
+    assert sweep_tiny("--lrs", "1e30", "--n-loops", "1") == 0
+    assert re.search(r"^none +1 x 1 +every learning rate diverged", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rules", "none", "nonsense"], "rule='nonsense' is not one of none, sqrt"),
+        (["--n-loops", "2", "0"], "n_loop=0 must be an int >= 1"),
+        (["--lrs", "0.1", "0"], "lr=0.0 must be a finite number > 0"),
+        (["--lrs"], "give at least one value to each of --rules"),
+    ],
+)
+def test_sweep_refuses_before_the_first_run(folder, capsys, options, message):
+    assert sweep_tiny(*options) == 1
+    assert message in capsys.readouterr().err and not (folder / "sweep.csv").exists()
