@@ -746,6 +746,8 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         SWEPT + "l_ref = 2, N = 2",
         {"octaves from L = 2 to 8": Band(-0.5, 0.5)},
         partial(swept_shifts, {"octaves from L = 2 to 8": ("factored", (2, 2), (8, 2))}),
+        note="At this scale the factor, an octave, is too much: with it the best base rate moves up by half an octave, "
+        "without it down by 0.4.",
     ),
     Claim(
         "P1-i", "Trained, the increments of early and middle loops still point the same way; the last does not.",
