@@ -193,13 +193,14 @@ def test_language_model_is_what_the_trainer_trains(tmp_path):
         runs=str(tmp_path / "runs"), data=str(prepared(tmp_path / "data")), max_steps=12, batch_size=4, grad_accum=2,
         warmup_steps=3, schedule="wsd", decay_steps=5, optimizer="muon", eval_every=0, sample_every=0, seed=11, lr=0.01,
     )  # fmt: skip
-    config = replace(DENSE, rule="inverse", n_layer=1, n_loop=3)
+    config = replace(DENSE, rule="factored", n_layer=3, n_loop=2)  # a rule with a learning rate of its own
     trained = train(config, settings)
     task = LanguageModel(DENSE, replace(settings, lr=1.0, seed=1), eval_every_nth=1)
+    torch.manual_seed(5)
     before = torch.get_rng_state()
-    assert task(Trial("inverse", 1, 3, lr=0.01, seed=11)) == trained.val_loss
+    assert task(Trial("factored", 3, 2, lr=0.01, seed=11)) == trained.val_loss
     assert torch.equal(torch.get_rng_state(), before)
-    assert task(Trial("inverse", 1, 3, lr=0.01, seed=12)) != trained.val_loss
+    assert task(Trial("factored", 3, 2, lr=0.01, seed=12)) != trained.val_loss
 
 
 @pytest.mark.parametrize("step_per_segment", [None, False])
@@ -243,8 +244,9 @@ def test_regression_takes_every_factor_of_the_row(monkeypatch):
             TINY(Trial(rule, 2, 2, 0.05, 0))
 
 
-def test_regression_of_untied_layers_is_not_that_of_loops():
-    assert TINY(Trial("none", 2, 1, 0.05, 0)) != TINY(Trial("none", 1, 2, 0.05, 0))
+def test_regression_tells_loops_from_layers_and_from_none_and_decay_from_a_constant_rate():
+    one, loops, layers = (TINY(Trial("none", L, N, 0.05, 0)) for L, N in ((1, 1), (1, 2), (2, 1)))
+    assert len({one, loops, layers, replace(TINY, decay=False)(Trial("none", 1, 1, 0.05, 0))}) == 4
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1], ids=["case_B1", "case_B4"])
