@@ -266,7 +266,7 @@ def break_the_theorem(answer: Callable[[int], tuple[Tensor, str]]) -> None:
         "A2": last.u.square().mean().item(),
         "A3": (last.r.sum(1).norm(dim=-1) / last.u.sum(1).norm(dim=-1)).mean().item(),
     }
-    # The gain of a Gaussian W on any x >= 0 is about 1 - 1/sqrt(2) or more. One that falls to 0 like N^-1/2 is below it.
+    # A Gaussian W has a gain of about 1 - 1/sqrt(2) or more on any x >= 0; one that falls like N^-1/2 is below by now.
     violated = {"A1": measured["A1"] < 0.1, "A2": measured["A2"] > 5, "A3": measured["A3"] < 1 - 0.5**0.5}
     if not violated[assumption]:
         what = {"A1": "mean activation", "A2": "mean square activation", "A3": "gain of W on the summed inputs"}
