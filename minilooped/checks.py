@@ -256,7 +256,8 @@ def break_the_theorem(answer: Callable[[int], tuple[Tensor, str]]) -> None:
     _, h0 = toy.draw(d=d)
     weights = W.double().expand(len(h0), 1, d, d)
     runs = [toy.recursion(weights, h0, N, 1.0) for N in depths]
-    slope = toy.fit_exponent(depths, toy.sums_of_squares(runs)).slope
+    sums = toy.sums_of_squares(runs).clamp_min(1e-12)  # a stream that never moves has a sum of 0, and no logarithm
+    slope = toy.fit_exponent(depths, sums).slope
     if slope > 1.5:
         raise AssertionError(f"{name}: the squared sum still grows like N^{slope:.2f}; get it below N^1.5")
     last = runs[-1]
@@ -265,7 +266,8 @@ def break_the_theorem(answer: Callable[[int], tuple[Tensor, str]]) -> None:
         "A2": last.u.square().mean().item(),
         "A3": (last.r.sum(1).norm(dim=-1) / last.u.sum(1).norm(dim=-1)).mean().item(),
     }
-    violated = {"A1": measured["A1"] < 0.1, "A2": measured["A2"] > 5, "A3": measured["A3"] < 0.1}
+    # A Gaussian W has a gain of about 1 - 1/sqrt(2) or more on any x >= 0; one that falls like N^-1/2 is below by now.
+    violated = {"A1": measured["A1"] < 0.1, "A2": measured["A2"] > 5, "A3": measured["A3"] < 1 - 0.5**0.5}
     if not violated[assumption]:
         what = {"A1": "mean activation", "A2": "mean square activation", "A3": "gain of W on the summed inputs"}
         raise AssertionError(

@@ -221,6 +221,13 @@ def pairs(W):
     return lambda d: torch.block_diag(*[torch.tensor(W)] * (d // 2))
 
 
+def all_into_the_first(d):
+    """Adds all other coordinates into the first one, which it does not see."""
+    W = torch.zeros(d, d)
+    W[0, 1:] = 1.0
+    return W
+
+
 def slopes(branch, n):
     """a and b of c N^-a L^-b, from 1 to n."""
     fall = [math.log(branch(1, 1) / branch(*point), n) for point in ((1, n), (n, 1))]
@@ -557,6 +564,8 @@ def test_right_answer_passes(checker, printed):
         (pairs([[0.0, -1.0], [1.0, 0.0]]), "A1"),
         (lambda d: pairs([[-1.0, 1.0], [1.0, -1.0]])(d) / 2**0.5, "A3"),
         (lambda d: -torch.diag(torch.arange(d) % 2 * 2**0.5), "A3"),
+        (all_into_the_first, "A3"),  # its gain falls slowly, like N^-1/2
+        (lambda d: all_into_the_first(d).T, "A3"),  # from some starts nothing moves at all
     ],
 )
 def test_theorem_can_be_broken_in_more_ways_than_one(W, assumption, printed):
