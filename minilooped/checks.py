@@ -395,7 +395,7 @@ def literal_lam(answer: Callable[[float, float], float]) -> None:
 
 @exercise
 def fixup_gain(answer: Callable[[int, int], float]) -> None:
-    """Exercise: the gain on a branch's first matrix with which a loop's first gradient step keeps its size."""
+    """Exercise: the gain on the first two of a branch's three matrices that keeps the first step's size in a loop."""
     name = "fixup_gain"
     one = answer(1, 1)
     if not compare(f"{name} at L=1, N=1", one, 1.0, tolerance=float("inf")):  # any number will do
@@ -403,8 +403,8 @@ def fixup_gain(answer: Callable[[int, int], float]) -> None:
     if one <= 0:
         raise AssertionError(f"{name} at L=1, N=1: {one} is not right, a gain is positive")
     for n_layer, n_loop in ((4, 1), (1, 4), (3, 5)):
-        # Written N times and read N times, in each of L blocks: the step moves the output by gain^2 N^2 L.
-        expected = one / (n_loop * n_layer**0.5)
+        # Written N times and read N times, in each of L blocks: the step moves the output by gain^4 N^2 L.
+        expected = one / (n_loop**0.5 * n_layer**0.25)
         if not compare(f"{name} at L={n_layer}, N={n_loop}", answer(n_layer, n_loop), expected):
             return
     passed(name)
@@ -462,6 +462,7 @@ def direct_and_passed_on(answer: Callable[[Tensor, Tensor, Tensor, int, float], 
     name = "direct_and_passed_on"
     phi = toy.BRANCHES["pre_norm"]
     for N, d, eps in ((1, 4, 1.0), (3, 6, 0.5), (8, 16, 0.125)):
+        torch.manual_seed(N)  # not any draw will do: where h0 < 0 in every entry, nothing moves
         W, dW = torch.randn(2, d, d, dtype=torch.float64) * torch.tensor([1.0, 0.1])[:, None, None] / d**0.5
         h0 = torch.randn(d, dtype=torch.float64)
         before, after = (toy.recursion(w[None, None], h0[None], N, eps).h[0] for w in (W, W + dW))  # (N + 1, d) each

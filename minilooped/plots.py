@@ -248,7 +248,8 @@ def growth_curves(
 def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
     """Cosines between increments, (visits, visits) by name, side by side on one scale from -1 to 1."""
     if axes is None:
-        axes = list(Figure(figsize=(3.4 * len(matrices) + 0.9, 3.6)).subplots(1, len(matrices), squeeze=False)[0])
+        size = 3.4 * len(matrices) + 0.9, 3.8 if title else 3.6  # square maps are cut off below if it is less
+        axes = list(Figure(figsize=size).subplots(1, len(matrices), squeeze=False)[0])
     for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
         image = ax.imshow(np.asarray(matrix), cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
         ax.set(title=name, xlabel="visit j", ylabel="visit i")

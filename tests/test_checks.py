@@ -273,7 +273,7 @@ RIGHT = {
     checks.branch_exponents: lambda branch: slopes(branch, 3),
     checks.gram_sum: lambda N, L, same, other: L * (N + same * N * (N - 1)) + other * (N * L * (N * L - N)),
     checks.literal_lam: lambda lam, l_ref: lam * math.sqrt(l_ref),
-    checks.fixup_gain: lambda L, N: 0.3 / (N * math.sqrt(L)),  # the constant is free
+    checks.fixup_gain: lambda L, N: 0.3 / math.sqrt(N * math.sqrt(L)),  # the constant is free
     checks.visit_norms: norms_along_the_blocks,
     checks.mean_loop_cosine: pairwise_cosine,
     checks.striped_length: lambda L, N, cosine: L * N * (1 - cosine) + cosine * L * N**2,
@@ -456,10 +456,11 @@ WRONG = {
         "without lambda": (lambda lam, l_ref: l_ref**0.5, "of lam=0.5, l_ref=4: 2.0 is not right"),
     },
     checks.fixup_gain: {
-        "Fixup's own": (lambda L, N: L**-0.5, "at L=1, N=4: 1.0 is not right, it is off by"),
-        "the unrolled depth": (lambda L, N: (L * N) ** -0.5, "at L=1, N=4: 0.5 is not right"),
-        "1/N alone": (lambda L, N: 1 / N, "at L=4, N=1: 1.0 is not right"),
-        "both as loops": (lambda L, N: 1 / (N * L), "at L=4, N=1: 0.25 is not right"),
+        "Fixup's own": (lambda L, N: L**-0.25, "at L=1, N=4: 1.0 is not right, it is off by"),
+        "the unrolled depth": (lambda L, N: (L * N) ** -0.25, "at L=1, N=4: 0.707.* is not right"),
+        "of two matrices": (lambda L, N: 1 / (N * L**0.5), "at L=4, N=1: 0.5 is not right"),
+        "loops alone": (lambda L, N: N**-0.5, "at L=4, N=1: 1.0 is not right"),
+        "both as loops": (lambda L, N: (N * L) ** -0.5, "at L=4, N=1: 0.5 is not right"),
         "zero": (lambda L, N: 0.0, "at L=1, N=1: 0.0 is not right, a gain is positive"),
         "negative": (lambda L, N: -1 / (N * L**0.5), "at L=1, N=1: .* a gain is positive"),
         "not a number": (lambda L, N: math.nan, "at L=1, N=1: nan is not right"),
@@ -590,6 +591,27 @@ def test_wrong_answer_is_told_what_differs(checker, mistake, printed):
         checker(answer)
     assert str(error.value).startswith(checker.__name__)
     assert printed() == ""
+
+
+@pytest.mark.parametrize(("n_layer", "n_loop"), [(1, 1), (4, 1), (1, 4), (3, 5)])
+def test_fixup_gain_keeps_the_first_gradient_step_of_three_matrices(n_layer, n_loop):
+    d, eta, gain = 256, 1e-4, RIGHT[checks.fixup_gain](n_layer, n_loop)
+    torch.manual_seed(0)
+    h0, wish = torch.randn(2, d, dtype=torch.float64)
+    W_1, W_2 = gain * torch.randn(2, n_layer, d, d, dtype=torch.float64) * (2 / d) ** 0.5  # relu halves the square
+    W_3 = torch.zeros(n_layer, d, d, dtype=torch.float64, requires_grad=True)
+
+    def run(W_3):
+        h = h0
+        for _ in range(n_loop):
+            for layer in range(n_layer):
+                h = h + W_3[layer] @ torch.relu(W_2[layer] @ torch.relu(W_1[layer] @ h))
+        return h
+
+    (grad,) = torch.autograd.grad(run(W_3) @ wish / d, W_3)
+    moved = toy.rms(run(W_3 - eta * grad) - h0) / eta
+    # 0.3 at one block and one loop; by the law of large numbers |relu(W_2 relu(W_1 h))|^2 = gain^4 |h|^2
+    assert moved.item() == pytest.approx(0.3**4 * (h0 @ h0 / d * toy.rms(wish)).item(), rel=0.25)
 
 
 def test_a_number_is_a_number_whoever_made_it_and_nan_is_none():

@@ -566,6 +566,13 @@ def test_gram_map_draws_its_matrices_on_one_scale_from_minus_one_to_one():
     assert left.figure is right.figure and left.figure.get_suptitle() == "both"
 
 
+@pytest.mark.parametrize("visits", [8, 16, 64])
+def test_gram_map_cuts_off_no_label(visits):
+    axes = plots.gram_map({"a": np.eye(visits), "b": np.eye(visits)}, title="both")
+    plots.save(axes[0], io.BytesIO())  # draws
+    assert min(ax.get_tightbbox().y0 for ax in axes) > 0
+
+
 def test_planes_draws_its_numbers_with_blocks_upwards_and_loops_to_the_right():
     values = {"a": np.array([[1.0, 2.0, 64.0], [0.25, 0.0, 0.004]]), "b": np.ones((2, 3))}  # (L, N)
     left, right = plots.planes(values, (1, 8), (1, 2, 4), title="both")
