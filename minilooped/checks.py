@@ -446,11 +446,11 @@ def octaves(answer: Callable[[list[float], Tensor, Tensor], float]) -> None:
     lrs = [2.0**k for k in range(-9, -2)]
     position = torch.tensor(lrs).log2().double()
     for seeds, before, after in ((1, -6.0, -6.0), (2, -5.2, -6.9), (4, -6.7, -4.4)):
-        private = 0.2 * torch.randn(2, seeds, 1).double()  # each seed's own optimum lies a little elsewhere
-        private -= private.mean(1, keepdim=True)
-        small, large = (
-            1 + 3 * (position - best - own) ** 2 for best, own in zip((before, after), private, strict=True)
-        )
+        # Each seed has a curvature and an optimum of its own: the optimum of the mean is not the mean of the optima.
+        curvature, own = 1 + 4 * torch.rand(2, seeds, 1).double(), 0.4 * torch.randn(2, seeds, 1).double()
+        own -= (curvature * own).sum(1, keepdim=True) / curvature.sum(1, keepdim=True)
+        best = torch.tensor([before, after]).double()[:, None, None] + own  # (2, S, 1)
+        small, large = 1 + curvature * (position - best) ** 2  # (S, K) each
         if not compare(f"{name} for {seeds} seeds", answer(lrs, small, large), after - before):
             return
     passed(name)

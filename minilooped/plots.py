@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -277,7 +278,7 @@ def lr_curves(
     """
     ax = figure() if ax is None else ax
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(curves)))
-    for (name, values), colour, marker in zip(curves.items(), shades, "os^DvPX*", strict=False):
+    for (name, values), colour, marker in zip(curves.items(), shades, cycle("os^DvPX*"), strict=False):
         values = np.where(np.isfinite(values), values, np.nan)
         front = at is None or name == at
         style = dict(color=colour, marker=marker, alpha=1 if front else 0.35, zorder=3 if front else 2)

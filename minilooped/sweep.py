@@ -187,7 +187,7 @@ def sweep(
     if path is not None:  # anew, without the line that a kill may have cut
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, head, done)
-    for trial in tqdm([trial for trial in trials if trial not in done], unit="run"):
+    for trial in tqdm([trial for trial in dict.fromkeys(trials) if trial not in done], unit="run"):
         done[trial] = task(trial)
         if path is not None:
             with open(path, "a", encoding="utf-8", newline="") as file:
@@ -295,7 +295,13 @@ class Shift(NamedTuple):
 
 
 def shift(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]) -> Shift:
-    """Octaves from the best learning rate of model `start` to that of `end`, each (n_layer, n_loop)."""
+    """Octaves from the best learning rate of model `start` to that of `end`, each (n_layer, n_loop).
+
+    Raises ValueError where `curve` does, and for models that were not trained with the same seeds.
+    """
+    seeds = [{t.seed for t in losses if (t.rule, t.n_layer, t.n_loop) == (rule, *model)} for model in (start, end)]
+    if seeds[0] != seeds[1]:
+        raise ValueError(f"{rule} was not swept with the same seeds at {start} and {end}: nothing to pair")
     (lrs_start, first), (lrs_end, second) = (curve(losses, rule, *model) for model in (start, end))
 
     def octaves(before: Tensor, after: Tensor) -> float:

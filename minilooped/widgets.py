@@ -149,13 +149,13 @@ def draw_lr_sweep(losses: Losses, rule: str, n_layer: int, n_loop: int) -> None:
     moved = shift(losses, rule, models[0], (n_layer, n_loop))
     title = (
         f"{rule}, {name}: best learning rate {bests[name].lr:.2g}, moved by {moved} octaves\n"
-        f"lowest loss {bests[name].loss:.4g}; at the best learning rate of {smallest} {kept:.4g}"
+        f"lowest loss {bests[name].loss:.4g}; at the grid's best for {smallest}: {kept:.4g}"
     )
     ax = plots.lr_curves(
         lrs, {name: values.numpy() for name, (_, values) in curves.items()}, at=name, title=title,
         best={name: found.lr for name, found in bests.items()},
     )  # fmt: skip
-    plots.show(ax, f"Loss over the learning rate. {title}.")
+    plots.show(ax, f"Loss over the learning rate. {title}.".replace("\n", "; "))
 
 
 def lr_sweep_browser(losses: Losses) -> ipywidgets.VBox:

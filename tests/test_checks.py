@@ -530,6 +530,12 @@ WRONG = {
             lambda *a: octaves_by_polynomial(*a, mean=lambda losses: losses[0]),
             "for 2 seeds: .* off by",
         ),
+        "the mean of the seeds'": (
+            lambda lrs, *a: (
+                sum(octaves_by_polynomial(lrs, s[None], b[None]) for s, b in zip(*a, strict=True)) / len(a[0])
+            ),
+            "for 2 seeds: .* off by",
+        ),
         "a factor": (lambda *a: 2 ** octaves_by_polynomial(*a), "for 1 seeds: .* off by"),
     },
     checks.direct_and_passed_on: {

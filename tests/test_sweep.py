@@ -75,6 +75,13 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path):
     assert list(sweep(trials[:1], task, path)) == trials[:1] and len(load(path)[1]) == 5
 
 
+def test_trial_that_two_grids_share_runs_once():
+    ran = []
+    trials = grid(["none"], [1], [1, 2], LRS[:2], [0])
+    losses = sweep(trials + trials[1:], lambda trial: ran.append(trial) or 0.0)
+    assert ran == trials and list(losses) == trials
+
+
 def test_file_is_tidy_and_says_where_it_comes_from(tmp_path):
     path = tmp_path / "sweep.csv"
     trials = grid(["a rule, with a comma"], [1], [1], [0.1], [0, 1])
@@ -170,6 +177,12 @@ def test_shift_is_in_octaves_with_the_range_of_the_seeds():
     moved = one | {replace(t, n_loop=2): Parabola(slope=-0.5 * t.seed)(replace(t, n_loop=2)) for t in one}
     found = shift(moved, "none", (1, 1), (1, 2))
     assert (found.low, found.high) == pytest.approx((-1, 0))
+
+
+def test_shift_wants_the_same_seeds():
+    losses = sweep(grid(["none"], [1], [1], LRS, [0, 1]) + grid(["none"], [1], [2], LRS, [1, 2]), Parabola())
+    with pytest.raises(ValueError, match=r"not swept with the same seeds at \(1, 1\) and \(1, 2\)"):
+        shift(losses, "none", (1, 1), (1, 2))
 
 
 def test_curve_needs_a_whole_grid():

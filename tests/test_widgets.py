@@ -385,7 +385,8 @@ def test_lr_sweep_says_how_far_the_best_learning_rate_moves_and_what_it_costs_to
     widgets.draw_lr_sweep(losses, "none", 2, 4)
     assert "none, 2 x 4: best learning rate 0.0085, moved by -2.0 (-2.0 to -2.0) octaves" in shown[0].alt
     at_best, kept = (sum(losses[Trial("none", 2, 4, lr, seed)] for seed in (0, 1)) / 2 for lr in (2.0**-7, 2.0**-5))
-    assert f"lowest loss {at_best:.4g}; at the best learning rate of 2 x 1 {kept:.4g}" in shown[0].alt
+    assert f"lowest loss {at_best:.4g}; at the grid's best for 2 x 1: {kept:.4g}" in shown[0].alt
+    assert "\n" not in shown[0].alt
     widgets.draw_lr_sweep(losses, "inverse", 2, 4)
     assert "moved by +0.0 (+0.0 to +0.0) octaves" in shown[1].alt
 
@@ -411,6 +412,8 @@ def test_lr_curves_draws_mean_and_band_and_leaves_out_what_diverged():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
     assert ax.get_yscale() == "linear"
     assert plots.lr_curves([0.001, 0.002], {"a": np.array([[1.0, 0.01]])}).get_yscale() == "log"
+    many = {str(i): np.ones((1, 2)) for i in range(12)}
+    assert [line.get_label() for line in plots.lr_curves([0.001, 0.002], many).lines] == list(many)
 
 
 @pytest.fixture(scope="module")
