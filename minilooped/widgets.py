@@ -138,13 +138,15 @@ def draw_lr_sweep(losses: Losses, rule: str, n_layer: int, n_loop: int) -> None:
     """Loss over the learning rate for every model of a rule, one in front, and the best learning rate of each.
 
     The title says how far the best learning rate of the one in front lies from that of the smallest model, and what it
-    costs to keep the smallest one's.
+    costs to keep the smallest one's. Raises ValueError where the models do not share their learning rates.
     """
     models = sorted({(trial.n_layer, trial.n_loop) for trial in losses if trial.rule == rule})
     curves = {f"{L} x {N}": curve(losses, rule, L, N) for L, N in models}
     bests = {name: best(*one) for name, one in curves.items()}
     name, smallest = f"{n_layer} x {n_loop}", next(iter(curves))
     lrs, values = curves[name]
+    if any(other != lrs for other, _ in curves.values()):
+        raise ValueError(f"the models of {rule} were swept over different learning rates: give the losses of one grid")
     kept = values.mean(0)[curves[smallest][1].mean(0).argmin()]  # at the smallest one's best point of the grid
     moved = shift(losses, rule, models[0], (n_layer, n_loop))
     title = (

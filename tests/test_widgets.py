@@ -397,6 +397,12 @@ def test_lr_sweep_browser_wants_rules_that_share_their_models(losses):
         widgets.lr_sweep_browser(fewer)
 
 
+def test_lr_sweep_wants_models_that_share_their_learning_rates(losses):
+    fewer = {trial: loss for trial, loss in losses.items() if (trial.n_loop, trial.lr) != (4, LRS[0])}
+    with pytest.raises(ValueError, match="models of none were swept over different learning rates"):
+        widgets.draw_lr_sweep(fewer, "none", 2, 2)
+
+
 def test_lr_curves_draws_mean_and_band_and_leaves_out_what_diverged():
     curves = {
         "2 x 1": np.array([[4.0, 2.0, 3.0], [5.0, 3.0, 4.0]]),
