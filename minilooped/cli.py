@@ -238,10 +238,12 @@ def export(argv: list[str]) -> int:
     asked = tyro.cli(Export, prog="minilooped export", args=argv)
     folder = export_hf(asked.run, asked.out)
     code = (folder / "modeling_minilooped.py").is_file()
+    arguments = f"({str(folder)!r}{', trust_remote_code=True' if code else ''})"
     print(f"Wrote {folder}, {'a looped model and its code' if code else 'a plain GPT-2'}. To load it:")
-    trust = ", trust_remote_code=True" if code else ""
-    print(f"    transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r}{trust})")
-    if not (folder / "tokenizer.json").is_file():
+    print(f"    model = transformers.AutoModelForCausalLM.from_pretrained{arguments}")
+    if (folder / "tokenizer.json").is_file():
+        print(f"    tokenizer = transformers.AutoTokenizer.from_pretrained{arguments}")
+    else:
         print("It has no tokenizer: encode text with the tiktoken encoding that the run was trained with.")
     return 0
 

@@ -80,7 +80,7 @@ def _turn(name: str, weight: Tensor) -> Tensor:
 
 
 def from_gpt2(theirs: "GPT2LMHeadModel") -> LoopedGPT:
-    """GPT-2 as a LoopedGPT of one loop, with the same logits. ValueError for options of GPT-2 that it does not have."""
+    """GPT-2 as a LoopedGPT of one loop: the same logits, no dropout. ValueError for options that ours does not have."""
     c = theirs.config
     needed = dict(
         activation_function=("gelu_new", "gelu_pytorch_tanh"), layer_norm_epsilon=(1e-5,), tie_word_embeddings=(True,),
@@ -208,9 +208,8 @@ def import_gpt2(path: str | Path, name: str = "gpt2", runs: str | Path = "runs")
     _need_transformers()
     path = Path(path)
     model = _read_gpt2(path)
+    _refuse_other_vocabularies(path, model.config.vocab_size)
     tokenizer = BPETokenizer("gpt2")
-    if not _has_gpt2s_vocabulary(path, model.config.vocab_size):
-        raise ValueError(f"{path} has another vocabulary than GPT-2's, and only that one can be taken over")
     run = new_run(runs, name)
     save_file(model.state_dict(), run / "model.safetensors")
     # Last, since a folder with a config.json is a run.
@@ -240,21 +239,31 @@ def _read_gpt2(path: Path) -> LoopedGPT:
             path, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
     except Exception as error:  # a damaged file can make its reader fail in any way
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"the weights in {path} cannot be read ({reason}): get the folder again") from error
+        raise _unreadable("model", path, error) from error
     if found["missing_keys"]:
-        raise ValueError(f"the weights in {path} lack {min(found['missing_keys'])}: get the folder again")
+        raise ValueError(f"the model in {path} lacks {min(found['missing_keys'])}: get the folder again")
     try:
         return from_gpt2(theirs)
     except ValueError as error:
         raise ValueError(f"{path} holds a GPT-2 with options of its own: {error}") from error
 
 
-def _has_gpt2s_vocabulary(path: Path, vocab_size: int) -> bool:
-    """By its tokenizer's files; without any, by the number of tokens."""
+def _refuse_other_vocabularies(path: Path, vocab_size: int) -> None:
+    """By the model's number of tokens, and by the tokenizer's files where there are any."""
     from transformers import AutoTokenizer
 
     vocabulary, _ = gpt2_vocabulary()
-    if any((path / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-        return AutoTokenizer.from_pretrained(path, local_files_only=True).get_vocab() == vocabulary
-    return vocab_size == len(vocabulary)
+    same = vocab_size == len(vocabulary)
+    if same and any((path / file).is_file() for file in ("tokenizer.json", "vocab.json")):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            raise _unreadable("tokenizer", path, error) from error
+        same = tokenizer.get_vocab() == vocabulary
+    if not same:
+        raise ValueError(f"{path} has another vocabulary than GPT-2's, and only that one can be taken over")
+
+
+def _unreadable(part: str, path: Path, error: Exception) -> ValueError:
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ValueError(f"the {part} in {path} cannot be read ({reason}): get the folder again")

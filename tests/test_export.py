@@ -196,11 +196,13 @@ def test_export_prints_how_to_load_the_folder(tmp_path, capsys):
     (tmp_path / "new/folder.tmp").mkdir(parents=True)
     (tmp_path / "new/folder.tmp/left by a kill").touch()
     assert main(["export", str(run), "--to", "hf", "--out", str(tmp_path / "new/folder")]) == 0
-    _, command, *rest = capsys.readouterr().out.splitlines()
-    assert not rest and sorted(path.name for path in (tmp_path / "new").iterdir()) == ["folder"]
+    _, *commands = capsys.readouterr().out.splitlines()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["folder"]
     assert "left by a kill" not in [path.name for path in (tmp_path / "new/folder").iterdir()]
-    theirs = eval(command.strip(), {"transformers": sys.modules["transformers"]})
-    assert torch.equal(logits(theirs.eval(), tokens(ours.config)), logits(ours, tokens(ours.config)))
+    loaded = {"transformers": sys.modules["transformers"]}
+    exec("\n".join(map(str.strip, commands)), loaded)
+    assert torch.equal(logits(loaded["model"].eval(), tokens(ours.config)), logits(ours, tokens(ours.config)))
+    assert loaded["tokenizer"]("ba")["input_ids"] == [2, 1]
 
 
 def test_what_is_there_is_not_overwritten(tmp_path, capsys):
@@ -297,6 +299,8 @@ def spoil(folder: Path, how: str):
     elif how == "other sizes":
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps(config | {"n_embd": 16}), encoding="utf-8")
+    elif how == "tokenizer":
+        (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     elif how == "vocabulary":
         core = hf_tokenizer(BPETokenizer("gpt2"), 12)
         vocabulary = core.get_vocab()
@@ -315,10 +319,11 @@ def spoil(folder: Path, how: str):
     ("config", "theirs/config.json is not the config of a model"),
     ("llama", "theirs holds a model of type 'llama', not 'gpt2'"),
     ("pickled", "no .safetensors in theirs: save the model again with save_pretrained"),
-    ("cut short", "the weights in theirs cannot be read (SafetensorError"),
-    ("incomplete", "the weights in theirs lack transformer.h.1.mlp.c_fc.bias: get the folder again"),
-    ("other sizes", "the weights in theirs cannot be read (RuntimeError"),
+    ("cut short", "the model in theirs cannot be read (SafetensorError"),
+    ("incomplete", "the model in theirs lacks transformer.h.1.mlp.c_fc.bias: get the folder again"),
+    ("other sizes", "the model in theirs cannot be read (RuntimeError"),
     ("vocabulary", "theirs has another vocabulary than GPT-2's"),
+    ("tokenizer", "the tokenizer in theirs cannot be read"),
     ("vocab_size=50304", "theirs has another vocabulary than GPT-2's"),
     ('activation_function="relu"', "theirs holds a GPT-2 with options of its own: activation_function is 'relu'"),
     ("layer_norm_epsilon=1e-6", "layer_norm_epsilon is 1e-06, but only GPT-2's 1e-05 can be taken over"),

@@ -58,6 +58,12 @@ def test_every_direct_dependency_has_a_lower_bound_and_a_pin_within_range(name):
     assert pins and all(specifier.contains(str(pin.specifier).removeprefix("==")) for pin in pins)
 
 
+def test_the_extras_want_what_was_tested():
+    for name, extra in PROJECT["optional-dependencies"].items():
+        for requirement in map(Requirement, extra):
+            assert requirement.name not in TEST or requirement.specifier == TEST[requirement.name].specifier, name
+
+
 def test_pins_suit_every_platform():
     assert all([s.operator for s in pin.specifier] == ["=="] and "+" not in str(pin.specifier) for pin in PINS)
     assert not [pin.name for pin in PINS if pin.name.startswith(("nvidia", "cuda", "triton"))]
