@@ -46,7 +46,6 @@ class MiniloopedForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = MiniloopedConfig
     base_model_prefix = "model"
     _supports_sdpa = True
-    _no_split_modules = ["Block"]
 
     def __init__(self, config: MiniloopedConfig):
         super().__init__(config)

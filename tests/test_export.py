@@ -96,6 +96,7 @@ def test_a_looped_model_gives_the_runs_logits_at_every_number_of_loops(tmp_path,
 def test_generate_writes_what_ours_writes_also_past_the_window(tmp_path, name):
     run, ours = run_of(tmp_path / "run", LOOPED[name])
     theirs, idx = load(export_hf(run), trust_remote_code=True), tokens(LOOPED[name], length=4)
+    assert theirs.generation_config.use_cache is False
     for options in ({}, {"n_loop": 1}):
         expected = ours.generate(idx, 16, temperature=0, **options)
         assert torch.equal(theirs.generate(idx, max_new_tokens=16, do_sample=False, **options), expected)
