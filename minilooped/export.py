@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -236,7 +235,7 @@ def _read_gpt2(path: Path) -> LoopedGPT:
         )
     try:
         theirs, found = GPT2LMHeadModel.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+            path, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
     except Exception as error:  # a damaged file can make its reader fail in any way
         raise _unreadable("model", path, error) from error
