@@ -1,4 +1,4 @@
-"""The command line: ``minilooped train | sample | prepare | sweep | claims``.
+"""The command line: ``minilooped train | sample | prepare | sweep | claims | export | import``.
 
 Each command's options are the fields of a typed dataclass, its help their comments. torch is imported by the command
 that needs it, so that ``minilooped --help`` answers at once.
@@ -221,12 +221,63 @@ def claims(argv: list[str]) -> int:
     return 0
 
 
+def export(argv: list[str]) -> int:
+    """write a trained model as a folder that transformers loads"""
+    import tyro
+
+    from .export import export_hf
+
+    @dataclass(frozen=True)
+    class Export:
+        """Write a trained model as a folder that transformers loads."""
+
+        run: tyro.conf.Positional[str]  # a run: its name in runs/, or its folder
+        to: Literal["hf"] = "hf"  # hf: weights, config, tokenizer and code, as Hugging Face's transformers wants them
+        out: Path | None = None  # folder to write; None: hf in the run's folder
+
+    asked = tyro.cli(Export, prog="minilooped export", args=argv)
+    folder = export_hf(asked.run, asked.out)
+    code = (folder / "modeling_minilooped.py").is_file()
+    arguments = f"({str(folder)!r}{', trust_remote_code=True' if code else ''})"
+    print(f"Wrote {folder}, {'a looped model and its code' if code else 'a plain GPT-2'}. To load it:")
+    print(f"    model = transformers.AutoModelForCausalLM.from_pretrained{arguments}")
+    if (folder / "tokenizer.json").is_file():
+        print(f"    tokenizer = transformers.AutoTokenizer.from_pretrained{arguments}")
+    else:
+        print("It has no tokenizer: encode text with the tiktoken encoding that the run was trained with.")
+    return 0
+
+
+def import_(argv: list[str]) -> int:
+    """make a run of the GPT-2 in a local Hugging Face folder"""
+    import tyro
+
+    from .checkpoint import shell_command
+    from .export import import_gpt2
+
+    @dataclass(frozen=True)
+    class Import:
+        """Make a run of the GPT-2 in a local Hugging Face folder."""
+
+        kind: tyro.conf.Positional[Literal["gpt2"]]  # what to import
+        path: tyro.conf.Positional[Path]  # the folder: config.json, model.safetensors, and its tokenizer if it has one
+        name: str = "gpt2"  # folder of the run; where it exists, the new one becomes NAME-2, NAME-3, ...
+        runs: str = "runs"  # folder of all runs
+
+    asked = tyro.cli(Import, prog="minilooped import", args=argv)
+    run = import_gpt2(asked.path, asked.name, asked.runs)
+    print(f"Wrote {run}. To sample:\n    {shell_command()} sample {shlex.quote(str(run))} --prompt 'Hello'")
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "sample": sample,
     "prepare": prepare,
     "claims": claims,
     "sweep": sweep,
+    "export": export,
+    "import": import_,
 }
 
 

@@ -6,6 +6,7 @@ from helpers import build
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from minilooped.export import from_gpt2
 from minilooped.model import LoopedConfig, LoopedGPT
 
 SIZES = dict(vocab_size=67, block_size=24, n_layer=3, n_loop=1, n_head=4, n_embd=32, rule="none")
@@ -25,21 +26,6 @@ def gpt2() -> GPT2LMHeadModel:
         vocab_size=67, n_positions=24, n_layer=3, n_head=4, n_embd=32, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     )
     return randomised(GPT2LMHeadModel(config))
-
-
-def from_gpt2(theirs: GPT2LMHeadModel) -> LoopedGPT:
-    """GPT-2 stores its matrices (in, out), as Conv1D does; nn.Linear has them (out, in)."""
-    w = theirs.state_dict()
-    state = {"wte.weight": w["transformer.wte.weight"], "wpe.weight": w["transformer.wpe.weight"]}
-    names = {"attn_pre_norm": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj"}
-    names |= {"mlp_pre_norm": "ln_2", "mlp.w_in": "mlp.c_fc", "mlp.w_out": "mlp.c_proj"}
-    pairs = {f"blocks.{i}.{ours}": f"transformer.h.{i}.{name}" for i in range(3) for ours, name in names.items()}
-    for ours, name in (pairs | {"final_norm": "transformer.ln_f"}).items():
-        matrix = w[f"{name}.weight"]
-        state |= {f"{ours}.weight": matrix.T if matrix.dim() == 2 else matrix, f"{ours}.bias": w[f"{name}.bias"]}
-    model = build(LoopedConfig(norm="layer", pos="learned", bias=True, mlp="gelu", **SIZES))
-    model.load_state_dict(state)
-    return model
 
 
 def llama(tied: bool) -> LlamaForCausalLM:

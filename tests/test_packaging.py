@@ -58,6 +58,12 @@ def test_every_direct_dependency_has_a_lower_bound_and_a_pin_within_range(name):
     assert pins and all(specifier.contains(str(pin.specifier).removeprefix("==")) for pin in pins)
 
 
+def test_the_extras_want_what_was_tested():
+    for name, extra in PROJECT["optional-dependencies"].items():
+        for requirement in map(Requirement, extra):
+            assert requirement.name not in TEST or requirement.specifier == TEST[requirement.name].specifier, name
+
+
 def test_pins_suit_every_platform():
     assert all([s.operator for s in pin.specifier] == ["=="] and "+" not in str(pin.specifier) for pin in PINS)
     assert not [pin.name for pin in PINS if pin.name.startswith(("nvidia", "cuda", "triton"))]
@@ -83,6 +89,35 @@ def test_environment_yml_agrees_with_pyproject():
 # Installing
 
 
+EXPORT = """
+from dataclasses import asdict
+from pathlib import Path
+from safetensors.torch import save_file
+from torch import arange, save
+from minilooped.checkpoint import write_config
+from minilooped.data import CharTokenizer
+from minilooped.export import export_hf
+from minilooped.model import LoopedConfig, LoopedGPT
+
+config = LoopedConfig(vocab_size=2, block_size=4, n_layer=1, n_loop=2, n_head=1, n_embd=2)
+model, run = LoopedGPT(config), Path("run")
+run.mkdir()
+save_file(model.state_dict(), run / "model.safetensors")
+write_config(run, {"model": asdict(config), "train": {}, "tokenizer": CharTokenizer("ab").spec()})
+export_hf(run, "exported")
+save(model(arange(2)[None])[0], "logits.pt")
+"""
+LOAD = """
+import sys
+from torch import arange, equal, load
+from transformers import AutoModelForCausalLM
+
+sys.modules["minilooped"] = None  # as where it is not installed
+model = AutoModelForCausalLM.from_pretrained("exported", trust_remote_code=True)
+print(equal(model(arange(2)[None]).logits, load("logits.pt")))
+"""
+
+
 def test_wheel_works_away_from_the_checkout(tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
@@ -97,12 +132,15 @@ assert data.embedded("PROVENANCE.md").is_file()
 print(data.__file__, data.embedded("shakespeare.txt"))
 print(len(data.load_corpus().train), data.BPETokenizer().encode("Hello world").tolist())
 """
-    out = run_python(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)})
+    environment = os.environ | {"PYTHONPATH": str(site), "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    out = run_python(code, cwd=tmp_path, env=environment)
     package = site / "minilooped"
     assert out.splitlines() == [
         f"{package / 'data.py'} {package / 'embedded' / 'shakespeare.txt'}",
         "1070164 [15496, 995]",
     ]
+    run_python(EXPORT, cwd=tmp_path, env=environment)
+    assert run_python(LOAD, cwd=tmp_path, env=environment) == "True"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
