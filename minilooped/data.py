@@ -323,11 +323,11 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
         tokenizer = tokenizer_from_spec(manifest["tokenizer"])
         if manifest["dtype"] != storage_dtype(tokenizer.vocab_size):
             raise ValueError("its dtype is not its tokenizer's")
-        if missing := {"source", "tokens", "finished"} - manifest.keys():
-            raise ValueError(f"without {', '.join(sorted(missing))}")
-        for shard in manifest["shards"]:
-            if missing := {"file", "tokens", "sha256", "last"} - shard.keys():
-                raise ValueError(f"a shard without {', '.join(sorted(missing))}")
+        parts = [(manifest, {"tokens", "finished"}), (manifest["source"], {"dataset", "config", "column", "revision"})]
+        parts += [(shard, {"file", "tokens", "sha256", "last"}) for shard in manifest["shards"]]
+        for part, needed in parts:
+            if missing := needed - part.keys():
+                raise ValueError(f"{', '.join(sorted(missing))} missing")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}): prepare the data again, in another folder") from error
     return manifest, tokenizer

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,13 +82,16 @@ def prepare_stream(
     manifest = start_or_go_on(folder, source, encoder, tokens)
     shards = manifest["shards"]
 
-    if total(manifest) < tokens:
+    if total(manifest) >= tokens:
+        print(f"notice   {folder} has {total(manifest):,} tokens already")
+    else:
         stream, source = open_stream(Source(**manifest["source"]))
         manifest["source"] = asdict(source)
         start = time.perf_counter()
         batches = tokenized(stream, source, encoder, behind=shards[-1]["last"] if shards else None)
         first = next(batches, [])
-        say_what_it_takes(folder, manifest, first, time.perf_counter() - start)
+        if first:
+            say_what_it_takes(folder, manifest, first, time.perf_counter() - start)
         documents = chain(first, chain.from_iterable(batches))
         with tqdm(total=tokens, initial=total(manifest), unit=" tokens", unit_scale=True) as bar:
             while (left := tokens - total(manifest)) > 0:
@@ -148,10 +152,11 @@ def start_or_go_on(folder: Path, source: Source, tokenizer: BPETokenizer, tokens
 def say_what_it_takes(folder: Path, manifest: dict[str, Any], first: list[Document], seconds: float):
     """Print size and time, judged by the first documents. ``OSError`` if they will not fit on the disk."""
     source, tokens, there = Source(**manifest["source"]), manifest["tokens"], total(manifest)
-    times = (tokens - there) / max(1, sum(len(document.ids) for document in first))
+    times = (tokens - there) / sum(len(document.ids) for document in first)
     to_read = times * sum(len(document.text.encode("utf-8", "replace")) for document in first)
     to_write = (tokens - there) * np.dtype(manifest["dtype"]).itemsize
-    free = shutil.disk_usage(next(path for path in folder.resolve().parents if path.exists())).free
+    folder = folder.resolve()
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     of = ", ".join(f"{key} {value}" for key, value in asdict(source).items() if value and key != "dataset")
     print(f"source   {source.dataset} ({of})")
     print(f"size     {tokens:,} tokens, {there:,} of them there: about {megabytes(to_read)} of text to read,")
@@ -280,4 +285,4 @@ def tokenized(
 
 
 def in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")

@@ -309,6 +309,16 @@ def test_what_is_done_is_not_opened_again(source, whole, tmp_path, monkeypatch):
     assert prepared(source, folder) == folder and contents(folder) == contents(whole)
 
 
+def test_asking_for_more_than_there_is_changes_nothing(source, whole, tmp_path, capsys):
+    folder = prepared(source, tmp_path / "pages", tokens=10**4, val_fraction=0.01)
+    before = contents(folder)
+    capsys.readouterr()
+    prepared(source, folder, tokens=2 * 10**4)
+    assert "ends here, after 2,2" in "".join(capsys.readouterr())
+    assert contents(folder) == before | {MANIFEST: before[MANIFEST] | {"tokens": 2 * 10**4}}
+    load_corpus(folder)
+
+
 def cut_short(path: Path):
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -360,7 +370,7 @@ def test_reading_that_fails_says_how_to_go_on(source, whole, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(shards, "open_stream", lambda s: (Unreliable(open_stream(s)[0]), s))
         with pytest.raises(
-            OSError, match=r"reading .* failed \(RuntimeError: connection lost\): the same command goes"
+            OSError, match=r"reading .* failed \(RuntimeError: connection lost by the hub\): the same command goes"
         ):
             prepared(source, tmp_path / "pages")
     assert (tmp_path / "pages" / "train-00001.bin").exists()
@@ -438,14 +448,15 @@ def test_text_and_shards_never_share_a_folder(source, whole, tmp_path):
     (dict(dtype="<u4"), "its dtype is not its tokenizer's"),
     (dict(tokenizer={"name": "gpt2", "hash": "0" * 64}), "can't be rebuilt"),
     (dict(tokenizer=None), "NoneType"),
-    (dict(shards=[{"file": "val-00000.bin"}]), "a shard without last, sha256, tokens"),
+    (dict(shards=[{"file": "val-00000.bin"}]), "last, sha256, tokens missing"),
     (dict(shards=None), "NoneType"),
-    (None, "without finished, source"),
+    (dict(source={"dataset": "a/b"}), "column, config, revision missing"),
+    (None, "finished, tokens missing"),
 ])  # fmt: skip
 def test_an_edited_manifest_is_noticed(source, whole, tmp_path, edit, complaint):
     folder = shutil.copytree(whole, tmp_path / "pages")
     content = manifest(folder)
-    for name in ("finished", "source") if edit is None else ():
+    for name in ("finished", "tokens") if edit is None else ():
         del content[name]
     (folder / MANIFEST).write_text(json.dumps(content | (edit or {})), encoding="utf-8")
     for use in (lambda: load_corpus(folder), lambda: prepared(source, folder)):
@@ -495,7 +506,7 @@ def test_a_hub_out_of_reach_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     with pytest.raises(
-        OSError, match=r"'a/b' cannot be opened \(RuntimeError: no network\): check name, config and"
+        OSError, match=r"'a/b' cannot be opened \(RuntimeError: no network at all\): check name, config and"
     ) as e:
         prepared(Source("a/b"), tmp_path / "out")
     assert "\n" not in str(e.value) and not (tmp_path / "out").exists()
