@@ -5,13 +5,14 @@ that needs it, so that ``minilooped --help`` answers at once.
 """
 
 import argparse
+import math
 import os
 import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 
 def train(argv: list[str]) -> int:
@@ -108,23 +109,46 @@ def sample(argv: list[str]) -> int:
 
 
 def prepare(argv: list[str]) -> int:
-    """turn a UTF-8 text file into tokens to train on"""
+    """turn a text file or a data set into tokens to train on"""
     import tyro
 
     from .checkpoint import shell_command
     from .data import prepare as prepare_text
+    from .shards import FINEWEB_EDU, Source, prepare_stream
 
     @dataclass(frozen=True)
     class Prepare:
-        """Turn a UTF-8 text file into tokens to train on."""
+        """Turn a UTF-8 text file or a data set into tokens to train on.
 
-        file: tyro.conf.Positional[Path]  # the text
-        tokenizer: str = "char"  # char, gpt2, or another tiktoken encoding (downloaded)
-        out: Path | None = None  # folder to write; None: prepared/NAME for NAME.txt
-        val_fraction: float = 0.1  # share of the text, at its end, that is kept for validation
+        A data set is streamed: fineweb-edu --tokens 1e9, or --hf-dataset NAME --tokens 1e9. It can be larger than the
+        memory, and what was stopped goes on with the same command.
+        """
+
+        source: tyro.conf.Positional[str | None] = None  # a text file, or fineweb-edu
+        hf_dataset: str | None = None  # another data set: its name on the Hugging Face hub, or a parquet or JSON folder
+        config: str | None = None  # which part of the data set; None: its only one, of fineweb-edu sample-10BT
+        column: str | None = None  # where the data set has its text; None: in text
+        tokens: float | None = None  # how many to take of the data set: 1e9 is a billion
+        tokenizer: str | None = None  # char, gpt2, or a tiktoken encoding (downloaded); None: char, for data sets gpt2
+        out: Path | None = None  # folder to write; None: prepared/NAME for NAME.txt or a data set NAME
+        val_fraction: float | None = None  # share kept to validate on; None: the last 0.1, of data sets the first 0.001
 
     asked = tyro.cli(Prepare, prog="minilooped prepare", args=argv)
-    folder = prepare_text(asked.file, asked.out, asked.tokenizer, asked.val_fraction)
+    if (asked.source is None) == (asked.hf_dataset is None):
+        raise ValueError("name one thing to prepare: a text file, fineweb-edu, or a data set with --hf-dataset NAME")
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+
+    if asked.source in (None, "fineweb-edu"):
+        if asked.tokens is None or not math.isfinite(asked.tokens):
+            raise ValueError("say how many tokens to take of the data set, as in --tokens 1e9")
+        source = replace(Source(asked.hf_dataset) if asked.hf_dataset else FINEWEB_EDU, **given("config", "column"))
+        folder = prepare_stream(source, round(asked.tokens), asked.out, **given("tokenizer", "val_fraction"))
+    else:
+        for name in given("config", "column", "tokens"):
+            raise ValueError(f"--{name} is for data sets, and {asked.source} is taken for a text file: leave it out")
+        folder = prepare_text(asked.source, asked.out, **given("tokenizer", "val_fraction"))
     print(f"Wrote {folder}. To train on it:\n    {shell_command()} train --data {shlex.quote(str(folder))}")
     return 0
 

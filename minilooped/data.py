@@ -1,8 +1,9 @@
 """Text -> tokens -> batches.
 
 A :class:`Corpus` is a training and a validation split of one text as token ids, with the tokenizer that made them. The
-embedded one (nine plays by Shakespeare) is tokenized in memory; :func:`prepare` turns any text file into token files.
-:class:`BatchStream` draws random windows to train on, :func:`eval_windows` walks over a whole split once.
+embedded one (nine plays by Shakespeare) is tokenized in memory; :func:`prepare` turns any text file into token files;
+data sets that do not fit in memory are made by shards.py and read here. :class:`BatchStream` draws random windows to
+train on, :func:`eval_windows` walks over a whole split once.
 Nothing here touches the network, unless a tiktoken encoding other than GPT-2's is asked for.
 """
 
@@ -11,6 +12,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -213,7 +215,7 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
 FORMAT = 1
 
 
-def _storage_dtype(vocab_size: int) -> str:
+def storage_dtype(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 2**16 else "<u4"
 
 
@@ -226,7 +228,7 @@ def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> Non
     if len(ids) == 0:
         raise ValueError(f"there are no tokens to write to {path}: the split is empty")
     check_ids(ids, tokenizer.vocab_size)
-    dtype = _storage_dtype(tokenizer.vocab_size)
+    dtype = storage_dtype(tokenizer.vocab_size)
     header = {
         "format": FORMAT,
         "dtype": dtype,
@@ -237,11 +239,11 @@ def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> Non
     path.parent.mkdir(parents=True, exist_ok=True)
     # The old header goes first and the new one comes last, so that a header never stands beside another file's ids.
     path.with_suffix(".json").unlink(missing_ok=True)
-    _write_atomically(path, ids.astype(dtype).tobytes())
-    _write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1).encode("utf-8"))
+    write_atomically(path, ids.astype(dtype).tobytes())
+    write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1).encode("utf-8"))
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_bytes(content)
@@ -265,7 +267,7 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}, but this version reads format {FORMAT}")
         tokenizer = tokenizer_from_spec(header["tokenizer"])
-        dtype, count = np.dtype(_storage_dtype(tokenizer.vocab_size)), header["count"]
+        dtype, count = np.dtype(storage_dtype(tokenizer.vocab_size)), header["count"]
         if (header["vocab_size"], header["dtype"]) != (tokenizer.vocab_size, dtype.str):
             raise ValueError("its vocabulary is not its tokenizer's")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -279,8 +281,97 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
     return ids, tokenizer
 
 
-def digest(tokens: np.ndarray) -> str:
+# ---------------------------------------------------------------------------------------------------------------------
+# Sharded token files, for data that does not fit in memory: shards.py makes such a folder and describes what is in it.
+
+MANIFEST = "shards.json"
+REDO = "run the `minilooped prepare` that made it once more: it redoes what is damaged and goes on"
+
+
+class ShardedTokens:
+    """Several arrays of token ids, in order, as one sequence of shape (T,).
+
+    Takes a slice, or an integer array of any shape, whose shape the ids then have. `sha256` stands for the content.
+    """
+
+    def __init__(self, shards: Sequence[np.ndarray], sha256: str) -> None:
+        self.shards, self.sha256 = shards, sha256
+        self.dtype = shards[0].dtype
+        self.ends = np.cumsum([len(shard) for shard in shards])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
+        index = np.arange(*index.indices(len(self))) if isinstance(index, slice) else np.asarray(index)
+        if index.size and not 0 <= index.min() <= index.max() < len(self):
+            raise IndexError(f"positions {index.min()} to {index.max()} of {len(self)} tokens")
+        ids, of_shard = np.empty(index.shape, self.dtype), np.searchsorted(self.ends, index, side="right")
+        for number in np.unique(of_shard):
+            here, shard = of_shard == number, self.shards[number]
+            ids[here] = shard[index[here] - (self.ends[number] - len(shard))]
+        return ids
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
+    """What a folder of shards says of itself, and its tokenizer. ``ValueError`` if that is not what shards.py wrote."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']}, but this version reads format {FORMAT}")
+        tokenizer = tokenizer_from_spec(manifest["tokenizer"])
+        if manifest["dtype"] != storage_dtype(tokenizer.vocab_size):
+            raise ValueError("its dtype is not its tokenizer's")
+        parts = [(manifest, {"tokens", "finished"}), (manifest["source"], {"dataset", "config", "column", "revision"})]
+        parts += [(shard, {"file", "tokens", "sha256", "last"}) for shard in manifest["shards"]]
+        for part, needed in parts:
+            if missing := needed - part.keys():
+                raise ValueError(f"{', '.join(sorted(missing))} missing")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r}): prepare the data again, in another folder") from error
+    return manifest, tokenizer
+
+
+def damages(folder: Path, manifest: dict[str, Any]) -> list[str | None]:
+    """For every shard what is wrong with it, or None. Reads all of them."""
+
+    def damage(shard: dict[str, Any]) -> str | None:
+        path, size = folder / shard["file"], shard["tokens"] * np.dtype(manifest["dtype"]).itemsize
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != size:
+            return f"{path} has {path.stat().st_size} bytes, but {size} were written"
+        with open(path, "rb") as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == shard["sha256"]
+        return None if same else f"{path} is not what was written: its sha256 differs"
+
+    with ThreadPoolExecutor() as pool:  # hashing leaves Python's lock alone
+        return list(pool.map(damage, manifest["shards"]))
+
+
+def read_shards(folder: Path) -> tuple[ShardedTokens, np.ndarray, Tokenizer]:
+    """Open a folder of shards: ids to train on and to validate on, as read-only memory maps, and their tokenizer.
+
+    ``ValueError`` if the folder is not finished, or a shard is missing, cut short or changed. To know, every byte is
+    read once; hardly any of it stays in memory.
+    """
+    manifest, tokenizer = read_manifest(folder)
+    if not manifest["finished"]:
+        there = sum(shard["tokens"] for shard in manifest["shards"])
+        raise ValueError(f"{folder} has {there:,} of the {manifest['tokens']:,} tokens that were asked for: {REDO}")
+    for damage in damages(folder, manifest):
+        if damage:
+            raise ValueError(f"{damage}: {REDO}")
+    val, *train = (np.memmap(folder / shard["file"], manifest["dtype"], mode="r") for shard in manifest["shards"])
+    hashes = "".join(shard["sha256"] for shard in manifest["shards"][1:])
+    return ShardedTokens(train, hashlib.sha256(hashes.encode("utf-8")).hexdigest()), val, tokenizer
+
+
+def digest(tokens: np.ndarray | ShardedTokens) -> str:
     """sha256 (hex) that tells token sequences, shape (T,), apart: of their number, their first and their last MiB."""
+    if isinstance(tokens, ShardedTokens):  # has been read and hashed already
+        return tokens.sha256
     # Of these only: files of many GB, which stay on the disk, would take minutes at every start.
     part = 2**20 // tokens.itemsize
     ends = tokens[:part].tobytes() + tokens[-part:].tobytes()
@@ -296,13 +387,13 @@ class Corpus:
     """A text, split by position: ids of the first part to train on, shape (T,), and of the last to validate on."""
 
     name: str
-    train: np.ndarray
+    train: np.ndarray | ShardedTokens
     val: np.ndarray
     tokenizer: Tokenizer
 
 
 def load_corpus(data: str | Path = "shakespeare", tokenizer: str | None = None) -> Corpus:
-    """The embedded text (``"shakespeare"``), or a folder that :func:`prepare` made.
+    """The embedded text (``"shakespeare"``), or a folder that :func:`prepare` or shards.py made.
 
     `tokenizer` None is ``"char"`` for the embedded text, and for a folder the one that it was prepared with.
     """
@@ -316,9 +407,14 @@ def load_corpus(data: str | Path = "shakespeare", tokenizer: str | None = None) 
         raise FileNotFoundError(
             f"no data at {folder}: use 'shakespeare', which is built in, or a folder made by `minilooped prepare FILE`"
         )
-    (train, own), (val, own_of_val) = (read_tokens(folder / f"{split}.bin") for split in ("train", "val"))
-    if own.hash != own_of_val.hash:
-        raise ValueError(f"{folder}: train.bin and val.bin differ in tokenizer: run `minilooped prepare FILE` again")
+    if (folder / MANIFEST).is_file():
+        train, val, own = read_shards(folder)
+    else:
+        (train, own), (val, own_of_val) = (read_tokens(folder / f"{split}.bin") for split in ("train", "val"))
+        if own.hash != own_of_val.hash:
+            raise ValueError(
+                f"{folder}: train.bin and val.bin differ in tokenizer: run `minilooped prepare FILE` again"
+            )
     if tokenizer not in (None, own.name):
         raise ValueError(
             f"{folder} was prepared with the tokenizer {own.name!r}, not {tokenizer!r}: leave the tokenizer out, or "
@@ -337,7 +433,9 @@ def prepare(
     """
     text_file = Path(text_file)
     if not text_file.is_file():
-        raise FileNotFoundError(f"no text file at {text_file}: give the path of a UTF-8 text file")
+        raise FileNotFoundError(
+            f"no text file at {text_file}: give the path of a UTF-8 text file, or name a data set with --hf-dataset"
+        )
     content = text_file.read_bytes()
     try:
         text = content.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
@@ -347,8 +445,10 @@ def prepare(
             f"{text_file} is not UTF-8 text: byte 0x{content[error.start]:02x} at offset {error.start} (line {line}) "
             "does not fit; save the file as UTF-8"
         ) from error
-    train, val, tokenizer_used = _tokenize_splits(text, tokenizer, val_fraction, name=str(text_file))
     out_dir = Path("prepared") / text_file.stem if out_dir is None else Path(out_dir)
+    if (out_dir / MANIFEST).is_file():
+        raise ValueError(f"{out_dir} holds a data set in shards: choose another folder (--out), or delete that one")
+    train, val, tokenizer_used = _tokenize_splits(text, tokenizer, val_fraction, name=str(text_file))
     write_tokens(out_dir / "train.bin", train, tokenizer_used)
     write_tokens(out_dir / "val.bin", val, tokenizer_used)
     return out_dir
@@ -369,7 +469,7 @@ def _tokenize_splits(
                 f"{name} leaves {len(ids)} tokens for the {split} split, which needs 2 or more: "
                 f"use a longer text or another val_fraction (now {val_fraction})"
             )
-    train, val = (ids.astype(_storage_dtype(tokenizer.vocab_size)) for ids in splits.values())
+    train, val = (ids.astype(storage_dtype(tokenizer.vocab_size)) for ids in splits.values())
     return train, val, tokenizer
 
 
@@ -386,7 +486,14 @@ class BatchStream:
     """
 
     def __init__(
-        self, tokens: np.ndarray, batch_size: int, block_size: int, seed: int, *, rank: int = 0, world_size: int = 1
+        self,
+        tokens: np.ndarray | ShardedTokens,
+        batch_size: int,
+        block_size: int,
+        seed: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if batch_size < 1 or block_size < 1:
             raise ValueError(f"batch_size and block_size have to be 1 or more, not {batch_size} and {block_size}")
@@ -416,7 +523,9 @@ class BatchStream:
         self.generator.set_state(state["generator"].cpu())
 
 
-def eval_windows(tokens: np.ndarray, block_size: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def eval_windows(
+    tokens: np.ndarray | ShardedTokens, block_size: int, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Walk over a whole split in order: (x, y) pairs, int64 of shape (B, T), in which each target occurs exactly once.
 
     The targets are all tokens but the first. What does not fill a window comes last, as a batch of shape (1, t) with
@@ -432,7 +541,7 @@ def eval_windows(tokens: np.ndarray, block_size: int, batch_size: int) -> Iterat
         yield _windows(tokens, np.array([n_windows * block_size]), rest)
 
 
-def _windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
+def _windows(tokens: np.ndarray | ShardedTokens, starts: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets, both (B, T): T = `length` tokens from each of the B starts, and the same one token later."""
     rows = tokens[starts[:, None] + np.arange(length + 1)]  # (B, T+1)
     rows = torch.from_numpy(rows.astype(np.int64))

@@ -83,7 +83,7 @@ SHAKESPEARE_MOE = Preset(
     replace(SHAKESPEARE.train, name="shakespeare-moe", lr=3e-3, max_steps=800, decay_steps=770),
 )
 
-# -- one GPU: GPT-2 tokens, from a text prepared with `minilooped prepare FILE --tokenizer gpt2` -----------------------
+# -- one GPU: GPT-2 tokens, from `minilooped prepare fineweb-edu`, or FILE --tokenizer gpt2 ----------------------------
 
 # GPT-2 small. A step of 491,520 tokens, as GPT-2 reproductions use. l_ref = n_layer: at N = 1 the branch is then 1.
 GPT2_SMALL = Preset(

@@ -56,7 +56,7 @@ class TrainConfig:
 
     name: str = "run"  # folder of the run; where it exists, the new one becomes NAME-2, NAME-3, ...
     runs: str = "runs"  # folder of all runs
-    data: str = "shakespeare"  # "shakespeare", or a folder made by `minilooped prepare FILE`
+    data: str = "shakespeare"  # "shakespeare", or a folder made by `minilooped prepare`
     tokenizer: str | None = None  # char, gpt2 or another tiktoken encoding; None: the data's own
 
     max_steps: int = 1000  # batches to train on
