@@ -518,10 +518,10 @@ def chance_of_agreement() -> dict[str, Measured]:
     }
 
 
-# Runs of a quarter of an hour, recorded by `python benchmarks/expert_choice.py` under a protocol written before them.
+# Runs of minutes, recorded by `python benchmarks/expert_choice.py` under a protocol written before them.
 CHOICES = Path(__file__).parents[1] / "data" / "results" / "expert_choice.jsonl"
 CHOSEN = (
-    "recorded runs (chapter 7): d = 64, 2 blocks in 6 loops, 8 experts, 2 for a token, 200 steps on the embedded text, "
+    "recorded runs (chapter 7): d = 64, 2 blocks in 6 loops, 8 experts, 2 for a token, 100 steps on the embedded text, "
     "3 seeds"
 )
 
@@ -541,7 +541,7 @@ def same_experts() -> dict[str, Measured]:
     pairs = ~torch.eye(6, dtype=torch.bool)
     found, spread = {}, {}
     for arm in ("shared", "copied"):
-        after = [run["agreement"]["200"] for run in recorded_choices(arm)]
+        after = [run["agreement"]["100"] for run in recorded_choices(arm)]
         cosines, overlaps = (torch.stack([getattr(a, name)[pairs].mean() for a in after]).double()
                              for name in ("load_cosine", "overlap"))  # fmt: skip
         found |= {f"{arm}: cosine of loads": over_seeds(cosines), f"{arm}: overlap of choices": over_seeds(overlaps)}
@@ -558,7 +558,7 @@ def loss_of_own_routers() -> dict[str, Measured]:
 def specialised() -> dict[str, Measured]:
     """What it costs a loop to use another loop's router, over what it costs it to use a random one."""
     costs = torch.tensor([run["swapped"] for run in recorded_choices("copied")], dtype=torch.float64)  # (S, N, N + 1)
-    costs -= costs[:, 0, 0, None, None]  # the model's own loss stands on the diagonal
+    costs = costs - costs[:, 0, 0, None, None]  # the model's own loss stands on the diagonal
     another, random = costs[:, :, :-1][:, ~torch.eye(6, dtype=torch.bool)].mean(1), costs[:, :, -1].mean(1)
     return {"cost of another loop's router, over that of a random one": over_seeds(another / random)}
 
