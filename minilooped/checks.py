@@ -488,7 +488,7 @@ def routing_weights(answer: Callable[[Tensor, Tensor, int], Tensor]) -> None:
 
 
 def _two_choices(S: int, E: int, k: int) -> Tensor:
-    """Experts of S tokens in two loops, (2, S, k), in no order; in the second a token is drawn to those of the first."""
+    """Experts of S tokens in two loops, (2, S, k), in no order. The second loop leans towards those of the first."""
     first, second = torch.randn(2, S, E)
     choices = torch.stack((first, second + 1.5 * first)).topk(k).indices
     return choices.gather(-1, torch.rand(choices.shape).argsort(-1))

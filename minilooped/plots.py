@@ -509,16 +509,16 @@ def pairs_over_training(
     title: str = "",
     axes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """A line over the training steps for every two loops, three panels in a row; the more apart, the brighter.
+    """A line over the training steps for every two loops, up to three panels in a row; the more apart, the brighter.
 
     panels: (R, steps, N, N) by name, R of seeds and layers. chance: its level, by the same names; the ceiling is 1.
     """
     if axes is None:
-        rows = math.ceil(len(panels) / 3)
-        axes = Figure(figsize=(9, 2.7 * rows)).subplots(rows, 3, sharex=True, sharey=True, squeeze=False)
+        rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
+        axes = Figure(figsize=(9, 2.7 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     n_loop = np.shape(next(iter(panels.values())))[-1]
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, n_loop - 1))
-    for ax, (name, values) in zip(axes.flat, panels.items(), strict=True):
+    for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
         for i in range(n_loop):
             for j in range(i + 1, n_loop):
                 ax.plot(steps, np.asarray(values)[:, :, i, j].T, color=shades[j - i - 1], linewidth=0.8, alpha=0.6)
@@ -532,9 +532,8 @@ def pairs_over_training(
         row[0].set_ylabel(ylabel)
     for ax in axes[-1]:
         ax.set_xlabel("training step")
-    scale = matplotlib.cm.ScalarMappable(matplotlib.colors.BoundaryNorm(np.arange(n_loop) + 0.5, 256))
-    scale.set_cmap(matplotlib.colors.ListedColormap(shades))
-    scale.set_norm(matplotlib.colors.BoundaryNorm(np.arange(n_loop) + 0.5, n_loop - 1))
+    bounds = matplotlib.colors.BoundaryNorm(np.arange(n_loop) + 0.5, n_loop - 1)
+    scale = matplotlib.cm.ScalarMappable(bounds, matplotlib.colors.ListedColormap(shades))
     axes.flat[0].figure.colorbar(scale, ax=axes, label="loops apart", ticks=range(1, n_loop))
     if title:
         axes.flat[0].figure.suptitle(title, fontsize=11)
@@ -558,7 +557,7 @@ def router_map(
     ax.imshow(image, aspect="auto", extent=(-0.5, T - 0.5, N + 0.5, 0.5), interpolation="nearest")
     for row, stripe in enumerate(stripes):
         for token, expert in enumerate(stripe):
-            ax.text(token, 0.5 + (row + 0.5) / k, str(expert), ha="center", va="center", fontsize=8)
+            ax.text(token, 0.5 + (row + 0.5) / k, str(expert), ha="center", va="center", fontsize=8, in_layout=False)
     for token in range(T):
         ax.text(token, N + 1, str(len(np.unique(choices[:, token]))), ha="center", va="center", fontweight="bold")
     for loop in range(1, N):

@@ -245,7 +245,7 @@ def visit_explorer(runs: Mapping[str, Sequence[Visits]]) -> ipywidgets.VBox:
 # ----------------------------------------------------------------------------------------------------------------------
 # Chapter 7: experts in a loop
 
-SHOWN = 28  # characters of a sentence, as many as a figure has room for
+SHOWN = 24  # characters of a sentence, as many as a figure has room for
 
 
 def draw_router_map(
