@@ -515,13 +515,13 @@ def pairs_over_training(
     """
     if axes is None:
         rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
-        axes = Figure(figsize=(9, 2.7 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        axes = Figure(figsize=(9, 2.4 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     n_loop = np.shape(next(iter(panels.values())))[-1]
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, n_loop - 1))
     for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
         for i in range(n_loop):
             for j in range(i + 1, n_loop):
-                ax.plot(steps, np.asarray(values)[:, :, i, j].T, color=shades[j - i - 1], linewidth=0.8, alpha=0.6)
+                ax.plot(steps, np.asarray(values)[:, :, i, j].T, color=shades[j - i - 1], linewidth=0.8)
         ax.axhline(1, color=QUIET, linestyle="--", linewidth=1.5)
         ax.axhline(chance[name], color=MARKED, linestyle=":", linewidth=2)
         ax.set_title(name, fontsize=11)
