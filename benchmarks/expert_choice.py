@@ -1,6 +1,7 @@
 """Whether loops choose the same experts, for chapter 7: python benchmarks/expert_choice.py
 
-The protocol was written down, and committed, before the runs. Nothing in it was changed to suit a result.
+The protocol was written down, and committed, before the runs. It first had 200 steps; they were halved, for want of
+time, before any result was looked at. Nothing was changed to suit a result.
 
 Model. A character-level mixture of experts on the embedded plays: 2 blocks in 6 loops, width 64, 4 heads, windows of 64
 characters, 8 or 32 experts with 2 for each token (the experts' width is the same), LOOM's recipe without segments and
