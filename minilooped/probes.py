@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -359,3 +359,111 @@ def expert_overlap(choices: Tensor, n_expert: int) -> Tensor:
     chosen = torch.zeros(N, L, choices[0, 0, ..., 0].numel(), n_expert, dtype=torch.float64, device=choices.device)
     chosen.scatter_(-1, choices.reshape(N, L, -1, k), 1.0)  # (N, L, B * T, E), a one for each chosen expert
     return torch.einsum("nlse,mlse->nml", chosen, chosen) / (chosen.shape[2] * k)
+
+
+# Chapter 7: the same questions, asked so that chance cannot answer them
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the loops of one model have in common when they choose experts, kept apart by pair of loops and by layer.
+
+    N loops, L layers, E experts, k of them per token.
+    """
+
+    top_k: int
+    loads: Tensor  # (N, L, E), tokens per expert
+    overlap: Tensor  # (N, N, L), share of a token's k experts that two loops have in common, mean over tokens
+    jaccard: Tensor  # (N, N, L), what two loops have in common over what either has, mean over tokens
+    seen: Tensor  # (N, N, L), cosine between what the router sees of a token in two loops, mean over tokens
+    distinct: Tensor  # (L,), experts that a token meets over all loops, mean over tokens
+
+    @property
+    def load_cosine(self) -> Tensor:
+        """(N, N, L)"""
+        return load_cosine(self.loads)
+
+    @property
+    def spread(self) -> Tensor:
+        """Standard deviation over the experts of their share of a loop's load, (N, L); 0 is balanced."""
+        shares = self.loads.double() / self.loads.sum(-1, keepdim=True)
+        return shares.std(-1, correction=0)
+
+    @property
+    def chance(self) -> Tensor:
+        """The overlap that these loads would have if two loops chose for different tokens, (N, N, L).
+
+        The mean over all ways to pair one loop's tokens with another's. k / E where the loads are balanced.
+        """
+        shares = self.loads.double() * self.top_k / self.loads.sum(-1, keepdim=True)  # of the tokens, per expert
+        return torch.einsum("nle,mle->nml", shares, shares) / self.top_k
+
+    def stored(self) -> dict[str, Any]:
+        """As lists, for a JSON file, rounded to four digits."""
+        return {
+            name: value if name == "top_k" else (value.double() * 1e4).round().div(1e4).tolist()
+            for name, value in vars(self).items()
+        }
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any]) -> "Agreement":
+        """From what `stored` returned."""
+        tensors = {name: torch.tensor(value) for name, value in values.items() if name != "top_k"}
+        return cls(top_k=values["top_k"], **tensors)
+
+
+@torch.no_grad()
+def agreement(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> Agreement:
+    """How alike the loops of a model choose experts for tokens idx (B, T), in eval mode.
+
+    Raises ValueError for a dense model.
+    """
+    config = model.config
+    choices, loads = routing(model, idx, n_loop)  # (N, L, B, T, k), (N, L, E)
+    inputs: list[Tensor] = []  # N * L, each (B * T, C)
+    routers = (block.mlp.router for block in model.blocks)
+    with watched(model, routers, lambda module, seen, routing: inputs.append(at_least_float32(seen[0]))):
+        model(idx, n_loop=n_loop)
+    unit = nn.functional.normalize(torch.stack(inputs), dim=-1).unflatten(0, loads.shape[:2])  # (N, L, S, C)
+    chosen = torch.zeros(*loads.shape[:2], idx.numel(), config.n_expert)
+    chosen.scatter_(-1, choices.flatten(2, 3).cpu(), 1.0)  # (N, L, S, E), a one for each chosen expert
+    common = torch.einsum("nlse,mlse->nmls", chosen, chosen)  # experts that two loops share, 0..k
+    return Agreement(
+        top_k=config.top_k,
+        loads=loads.cpu(),
+        overlap=expert_overlap(choices, config.n_expert).cpu(),
+        jaccard=(common / (2 * config.top_k - common)).mean(-1),
+        seen=torch.einsum("nlsc,mlsc->nml", unit, unit).cpu() / idx.numel(),
+        distinct=chosen.amax(0).sum(-1).mean(-1),
+    )
+
+
+def distinct_by_chance(n_expert: int, top_k: int, n_loop: int) -> float:
+    """Experts that a token meets in N loops if each loop draws k of the E anew."""
+    return n_expert * (1 - (1 - top_k / n_expert) ** n_loop)
+
+
+@torch.no_grad()
+def swapped_routers(model: LoopedGPT, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Loss in nats per token when loop i uses the router of loop j in every layer, (N, N); the diagonal is the model's.
+
+    The last column, (N, N + 1) in all, is the loss when loop i uses a random router of the size of its own: what it
+    costs not to know the loop and not to know the token either. batches: (x, y), each (B, T). The model is left as it
+    was. Raises ValueError for a model whose loops have no routers of their own.
+    """
+    if not model.config.n_expert or model.config.router != "per_loop":
+        raise ValueError("swapping routers needs a router per loop: set router='per_loop'")
+    n_loop, generator = model.config.n_loop, torch.Generator().manual_seed(0)
+    weights = [block.mlp.router.weight for block in model.blocks]  # (N, E, C) each
+    before = [weight.detach().clone() for weight in weights]
+    own = evaluate(model, batches)
+    losses = torch.full((n_loop, n_loop + 1), own, dtype=torch.float64)
+    for i in range(n_loop):
+        for j in (j for j in range(n_loop + 1) if j != i):
+            for weight, kept in zip(weights, before, strict=True):
+                noise = torch.randn(kept[i].shape, generator=generator) * kept[i].std().cpu()
+                weight[i] = kept[j] if j < n_loop else noise.to(kept.device)
+            losses[i, j] = evaluate(model, batches)
+        for weight, kept in zip(weights, before, strict=True):
+            weight[i] = kept[i]
+    return losses

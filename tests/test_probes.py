@@ -1,6 +1,7 @@
 """Instruments against what can be counted by hand."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -494,3 +495,78 @@ def test_case_B12_the_loads_of_independent_routers_look_alike_and_their_choices_
     assert probes.expert_overlap(choices, 30)[pairs].numpy() == pytest.approx(6 / 30, abs=0.03)
     same = torch.stack([choices[0], choices[0]])
     assert probes.expert_overlap(same, 30)[0, 1].item() == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 7: agreement between loops, and routers swapped
+
+
+def test_agreement_is_what_sets_of_experts_say():
+    """Pair by pair and layer by layer, token by token; chance by pairing every token with every other."""
+    model, idx = moe(n_expert=6, top_k=3).train(), torch.arange(8).view(2, 4)
+    found, (choices, loads) = probes.agreement(model, idx), probes.routing(model, idx)
+    assert model.training and torch.equal(found.loads, loads) and found.top_k == 3
+    sets = [
+        [[set(token) for token in choices[n, layer].flatten(0, 1).tolist()] for layer in range(2)] for n in range(3)
+    ]
+    for n, m, layer in itertools.product(range(3), range(3), range(2)):
+        pairs = list(zip(sets[n][layer], sets[m][layer], strict=True))
+        assert found.overlap[n, m, layer].item() == pytest.approx(sum(len(a & b) for a, b in pairs) / 8 / 3)
+        assert found.jaccard[n, m, layer].item() == pytest.approx(sum(len(a & b) / len(a | b) for a, b in pairs) / 8)
+        everyone = [len(a & b) for a in sets[n][layer] for b in sets[m][layer]]
+        assert found.chance[n, m, layer].item() == pytest.approx(sum(everyone) / 64 / 3)
+    for layer in range(2):
+        met = [len(set.union(*(sets[n][layer][token] for n in range(3)))) for token in range(8)]
+        assert found.distinct[layer].item() == pytest.approx(sum(met) / 8)
+    torch.testing.assert_close(found.load_cosine, probes.load_cosine(loads))
+    assert found.spread[1, 0].item() == pytest.approx(loads[1, 0].double().std(correction=0).item() / 24)
+
+
+def test_agreement_sees_what_the_router_sees():
+    model, idx = moe(), torch.arange(8).view(2, 4)
+    seen: list[torch.Tensor] = []  # in the order of the visits: loop by loop, layer by layer
+    hooks = [block.mlp.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0])) for block in model.blocks]
+    model(idx)
+    for hook in hooks:
+        hook.remove()
+    found = probes.agreement(model, idx).seen
+    for n, m, layer in itertools.product(range(3), range(3), range(2)):
+        expected = torch.cosine_similarity(seen[2 * n + layer], seen[2 * m + layer], dim=-1).mean().item()
+        assert found[n, m, layer].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_agreement_comes_back_from_json_and_needs_experts():
+    found = probes.agreement(moe(), torch.arange(8).view(2, 4))
+    back = probes.Agreement.restored(json.loads(json.dumps(found.stored())))
+    assert back.top_k == found.top_k and torch.equal(back.loads, found.loads.double())
+    for name in ("overlap", "jaccard", "seen", "distinct", "chance", "spread"):
+        assert getattr(back, name).numpy() == pytest.approx(getattr(found, name).numpy(), abs=1e-4)
+    with pytest.raises(ValueError, match="n_expert > 0"):
+        probes.agreement(build(tiny()).float(), torch.arange(5)[None])
+
+
+def test_distinct_experts_by_chance_are_what_random_choices_meet():
+    drawn = torch.rand(6, 20_000, 8, generator=torch.Generator().manual_seed(0)).topk(2).indices  # (N, tokens, k)
+    met = torch.zeros(20_000, 8).scatter(1, drawn.transpose(0, 1).flatten(1), 1.0).sum(1).mean().item()
+    assert probes.distinct_by_chance(8, 2, 6) == pytest.approx(met, abs=0.02)
+    assert probes.distinct_by_chance(5, 2, 1) == pytest.approx(2)
+
+
+def test_swapped_routers_are_those_of_a_model_with_the_rows_moved():
+    model, idx, targets = moe(), *torch.randint(11, (2, 3, 8), generator=torch.Generator().manual_seed(1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    losses = probes.swapped_routers(model, [(idx, targets)])
+    assert losses.shape == (3, 4)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for i, j in itertools.product(range(3), range(3)):
+        other = moe()
+        with torch.no_grad():
+            for block in other.blocks:
+                block.mlp.router.weight[i] = block.mlp.router.weight[j].clone()
+            expected = other.eval()(idx, targets)[1].item()
+        assert losses[i, j].item() == pytest.approx(expected, rel=1e-6)
+    assert losses.unique().numel() == 3 * 3 + 1  # the diagonal is the model's own, all others differ
+    copies = probes.swapped_routers(moe(router_init="copy"), [(idx, targets)])
+    assert copies[:, :3].unique().numel() == 1 and (copies[:, 3] != copies[0, 0]).all()
+    with pytest.raises(ValueError, match="router='per_loop'"):
+        probes.swapped_routers(moe(router="shared"), [(idx, targets)])
