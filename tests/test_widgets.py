@@ -1,10 +1,8 @@
 """Widgets, and the probe and plots they are made of: the numbers shown are the numbers computed."""
 
 import base64
-import inspect
-
-
 import dataclasses
+import inspect
 import io
 import itertools
 import json
