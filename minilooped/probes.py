@@ -360,3 +360,18 @@ def expert_overlap(choices: Tensor, n_expert: int) -> Tensor:
     chosen = torch.zeros(N, L, choices[0, 0, ..., 0].numel(), n_expert, dtype=torch.float64, device=choices.device)
     chosen.scatter_(-1, choices.reshape(N, L, -1, k), 1.0)  # (N, L, B * T, E), a one for each chosen expert
     return torch.einsum("nlse,mlse->nml", chosen, chosen) / (chosen.shape[2] * k)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 8: how far the stream grows, whether or not a norm closes the loop
+
+
+def end_variance(model: LoopedGPT, idx: Tensor) -> float:
+    """Mean square of the stream after the last block, before a norm that closes the loop, for tokens idx (B, T)."""
+    return visits(model, idx).stream[-1, -1].item() ** 2
+
+
+def variance_over_loops(config: LoopedConfig, n_loops: Sequence[int], *, seeds: Sequence[int] = (0, 1, 2)) -> Tensor:
+    """`end_variance` of untrained models with random tokens, (S, K): a row for each seed, a column for a loop count."""
+    models = [[fresh(replace(config, n_loop=n), seed, (2, config.block_size)) for n in n_loops] for seed in seeds]
+    return torch.tensor([[end_variance(*model) for model in row] for row in models], dtype=torch.float64)
