@@ -28,6 +28,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "looping residual": dict(loop_residual=0.5),
     "own routers": dict(router="per_loop"),
 }
+# An average without a memory: what the looping residual does to the size of the attention's output, and nothing else.
+CONTROLS: dict[str, dict[str, Any]] = {"doubled attention": dict(loop_residual=0.0)}
 # The loop without any of them, over characters of the embedded text. As in LOOM the stream starts at RMS 1, the head is
 # not tied and gates are sigmoids; small enough to train in seconds.
 PLAIN = LoopedConfig(
@@ -37,10 +39,11 @@ PLAIN = LoopedConfig(
 
 
 def assembled(parts: Collection[str], base: LoopedConfig = PLAIN) -> LoopedConfig:
-    """`base` with these of the PARTS switched on. Raises ValueError for a part that is not among them."""
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    return replace(base, **{name: value for part in parts for name, value in PARTS[part].items()})
+    """`base` with these of the PARTS, or CONTROLS, switched on. Raises ValueError for one that is not among them."""
+    switches = PARTS | CONTROLS
+    if unknown := [part for part in parts if part not in switches]:
+        raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(switches)}")
+    return replace(base, **{name: value for part in parts for name, value in switches[part].items()})
 
 
 # What was trained: the recipe, the recipe less one part, and what can be said to lie at the other end.
@@ -52,6 +55,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "plain + re-injection": ("re-injection",),
     "plain + scaling + re-injection": ("scaling", "re-injection"),
     "plain + both norms": ("expert norm", "loop norm"),
+    "doubled attention": tuple(part for part in PARTS if part != "looping residual") + tuple(CONTROLS),
 }
 
 
