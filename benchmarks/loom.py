@@ -16,10 +16,11 @@ with or without scaling. Their difference from it is thereby a little too large,
 Seeds. 1, 2, 3 are reported, none of which took part in the choice. Arms with the same seed see the same batches and
 start from the same weights, but for those with own routers, whose draws shift the others.
 
-Questions. How much worse is the recipe without one part, seed by seed? Published for 9 loops at 100 million parameters
-or more, known to us second-hand: perplexity 18.62 in full, 26.05 without re-injection, 19.25 without the looping
-residual, which is 0.336 and 0.033 nats. Is what the looping residual gains a gain of its memory, or of the doubled
-attention (the arm of that name: beta = 0, where both means are the last output)? Does scaling alone, or re-injection alone, suffice? How good is the plain loop?
+Questions. How much worse is the recipe without one part, seed by seed? Published for 9 loops, at a size that our
+second-hand source leaves open: perplexity 18.62 in full, 26.05 without re-injection, 19.25 without the looping
+residual, which is 0.336 and 0.033 nats. Does the looping residual gain by its memory, or by the doubled attention (the
+arm of that name has beta = 0, where both means are the last output)? Does scaling alone, or re-injection alone,
+suffice? How good is the plain loop?
 About a quarter of an hour of one CPU core; a run that was stopped goes on where it was.
 """
 
