@@ -428,7 +428,7 @@ LOOM = replace(
 
 def variances(n_loops: Sequence[int], **changes: object) -> Tensor:
     """Mean square of the stream after the last block of untrained models, (S, K). changes: to NAIVE."""
-    return untrained_rms([replace(NAIVE, n_loop=n, **changes) for n in n_loops]) ** 2
+    return probes.variance_over_loops(replace(NAIVE, **changes), n_loops, seeds=range(8))
 
 
 def blow_up() -> dict[str, Measured]:

@@ -1,11 +1,14 @@
 """Widgets: thin shells around probes and plots. Each one has a static twin that calls the same functions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 
 import ipywidgets
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from . import plots, probes, toy
+from .ablation import ARMS, PARTS, Run, assembled, reported
 from .model import RULES, LoopedConfig
 from .probes import Cost, Dial, Visits
 from .sweep import Losses, best, curve, shift
@@ -238,3 +241,47 @@ def visit_explorer(runs: Mapping[str, Sequence[Visits]]) -> ipywidgets.VBox:
         run=ipywidgets.Dropdown(options=list(runs), description="run"),
         step=ipywidgets.IntSlider(min=0, max=steps, description="training step"),
     )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 8: the parts of LOOM, on and off
+
+LOOPS = (1, 3, 6, 12)
+
+
+@cache
+def _variance(parts: tuple[str, ...]) -> Tensor:
+    return probes.variance_over_loops(assembled(parts), LOOPS, seeds=(0, 1))  # (S, K)
+
+
+def draw_loom_parts(runs: Sequence[Run], parts: Collection[str]) -> None:
+    """Variance over the loops of untrained models with these parts, and what training made of them if it was recorded.
+
+    runs: what `ablation.load` returned. The variance is taken before a norm that closes the loop.
+    """
+    parts = tuple(part for part in PARTS if part in parts)
+    name = "chosen: " + (" + ".join(parts) or "none")
+    curves = {"only the expert norm": _variance(("expert norm",)), "all parts": _variance(tuple(PARTS))}
+    curves[name] = _variance(parts)
+    arm = next((arm for arm, own in ARMS.items() if set(own) == set(parts)), None)
+    losses = [run.val_loss for run in reported(runs, arm).values()] if arm else []
+    trained = "trained: no such run is recorded"
+    if losses:
+        low, mean, high = min(losses), sum(losses) / len(losses), max(losses)
+        trained = f"trained in 6 loops: {mean:.3f} nats ({low:.3f} to {high:.3f}, {len(losses)} seeds)"
+    title = (
+        f"{len(parts)} of {len(PARTS)} parts: variance {curves[name].mean(0)[-1]:.3g} at {LOOPS[-1]} loops\n{trained}"
+    )
+    ax = plots.variants(LOOPS, curves, front=name, title=title)
+    ax.set_ylim(0.8, 1000)  # one scale for every position
+    plots.show(ax, f"Variance of untrained models over 1 to {LOOPS[-1]} loops, {name}. {title}.")
+
+
+def loom_switchboard(runs: Sequence[Run]) -> ipywidgets.VBox:
+    """Which parts of LOOM are on: `draw_loom_parts`. It opens on the naive loop, which has the expert norm alone."""
+
+    def draw(**on: bool):
+        draw_loom_parts(runs, [part for part in PARTS if on[part]])
+
+    switches = {part: ipywidgets.Checkbox(value=part == "expert norm", description=part) for part in PARTS}
+    return explorer(draw, height="400px", **switches)
