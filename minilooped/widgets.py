@@ -260,21 +260,19 @@ def draw_loom_parts(runs: Sequence[Run], parts: Collection[str]) -> None:
     runs: what `ablation.load` returned. The variance is taken before a norm that closes the loop.
     """
     parts = tuple(part for part in PARTS if part in parts)
-    name = "chosen: " + (" + ".join(parts) or "none")
+    name, chosen = " + ".join(parts) or "no part", "your choice"
     curves = {"only the expert norm": _variance(("expert norm",)), "all parts": _variance(tuple(PARTS))}
-    curves[name] = _variance(parts)
+    curves[chosen] = _variance(parts)
     arm = next((arm for arm, own in ARMS.items() if set(own) == set(parts)), None)
     losses = [run.val_loss for run in reported(runs, arm).values()] if arm else []
-    trained = "trained: no such run is recorded"
+    trained = "no training run of it is recorded"
     if losses:
         low, mean, high = min(losses), sum(losses) / len(losses), max(losses)
-        trained = f"trained in 6 loops: {mean:.3f} nats ({low:.3f} to {high:.3f}, {len(losses)} seeds)"
-    title = (
-        f"{len(parts)} of {len(PARTS)} parts: variance {curves[name].mean(0)[-1]:.3g} at {LOOPS[-1]} loops\n{trained}"
-    )
-    ax = plots.variants(LOOPS, curves, front=name, title=title)
-    ax.set_ylim(0.8, 1000)  # one scale for every position
-    plots.show(ax, f"Variance of untrained models over 1 to {LOOPS[-1]} loops, {name}. {title}.")
+        trained = f"trained in 6: {mean:.3f} nats ({low:.3f} to {high:.3f}, {len(losses)} seeds)"
+    title = f"{name}\nvariance {curves[chosen].mean(0)[-1]:.3g} at {LOOPS[-1]} loops; {trained}"
+    ax = plots.variants(LOOPS, curves, front=chosen, title=title)
+    ax.set_ylim(0.8, 3000)  # one scale for every position
+    plots.show(ax, f"Variance of untrained models over 1 to {LOOPS[-1]} loops. {title}.")
 
 
 def loom_switchboard(runs: Sequence[Run]) -> ipywidgets.VBox:

@@ -684,11 +684,11 @@ def test_switchboard_opens_on_the_naive_loop_and_follows_every_switch(shown):
 @pytest.mark.parametrize(
     ("parts", "trained"),
     [
-        (tuple(PARTS), "trained in 6 loops: 2.265 nats (2.260 to 2.270, 2 seeds)"),
-        (tuple(reversed(PARTS)), "trained in 6 loops: 2.265 nats (2.260 to 2.270, 2 seeds)"),
-        ((), "trained in 6 loops: 2.515 nats (2.510 to 2.520, 2 seeds)"),
-        (("scaling",), "trained: no such run is recorded"),  # an arm of the ablation, not of these runs
-        (("own routers",), "trained: no such run is recorded"),
+        (tuple(PARTS), "trained in 6: 2.265 nats (2.260 to 2.270, 2 seeds)"),
+        (tuple(reversed(PARTS)), "trained in 6: 2.265 nats (2.260 to 2.270, 2 seeds)"),
+        ((), "trained in 6: 2.515 nats (2.510 to 2.520, 2 seeds)"),
+        (("scaling",), "no training run of it is recorded"),  # an arm of the ablation, not of these runs
+        (("own routers",), "no training run of it is recorded"),
     ],
 )
 def test_switchboard_shows_the_variance_it_names_and_what_was_recorded(parts, trained, shown, monkeypatch):
@@ -698,7 +698,8 @@ def test_switchboard_shows_the_variance_it_names_and_what_was_recorded(parts, tr
     own = probes.variance_over_loops(assembled(parts), loops, seeds=(0, 1))
     assert torch.equal(curves[options["front"]], own)
     first, second = options["title"].splitlines()
-    assert first == f"{len(parts)} of 6 parts: variance {own.mean(0)[-1]:.3g} at 12 loops" and second == trained
+    assert set(first.split(" + ")) == set(parts or ["no part"])
+    assert second == f"variance {own.mean(0)[-1]:.3g} at 12 loops; {trained}"
     assert options["title"] in shown[0].alt
 
 
