@@ -1,6 +1,6 @@
 """Chapter 8's ablation of LOOM: python benchmarks/loom.py
 
-The protocol was written down, and committed, before the runs. Nothing in it was changed to suit a result.
+The protocol was written down, and committed, before the runs. One thing was changed after them, and is marked.
 
 Model. `ablation.PLAIN` and its parts: characters of the embedded plays, 2 blocks in 6 loops, width 64, 4 heads, 8
 experts of width 64, 2 for each token, windows of 64 characters, init_std = width^(-1/2), the stream starts at RMS 1.
@@ -13,6 +13,9 @@ Learning rate. Five arms differ so much that each seeks its own: full, without s
 both norms. With seed 0, from 8 thousandths by factors of two, uphill or downhill until both neighbours of the best one
 are worse, within 1 and 64 thousandths. The other arms take that of the arm they are to be compared with: full, or plain
 with or without scaling. Their difference from it is thereby a little too large, if anything.
+Changed after the runs. Both unscaled arms with norms had stalled near the loss of letter frequencies at most rates of
+that search, where uphill and downhill mean little. So for these two, in their favour, every learning rate from 1 to 64
+thousandths was tried with seed 0, and the seeds were run anew where another one was best.
 Seeds. 1, 2, 3 are reported, none of which took part in the choice. Arms with the same seed see the same batches and
 start from the same weights, but for those with own routers, whose draws shift the others.
 
@@ -45,6 +48,7 @@ TRAINING = TrainConfig(
 )  # fmt: skip
 EVERY = 10
 SEEKERS = ("full", "without scaling", "plain", "plain + scaling", "plain + both norms")
+STALLED = ("without scaling", "plain + both norms")
 FOLLOWERS = {"plain + re-injection": "plain", "plain + scaling + re-injection": "plain + scaling"}  # others: full
 
 
@@ -86,6 +90,8 @@ class Record:
 
     def sought(self, arm: str) -> float:
         """The learning rate with the lowest loss of seed 0, on a grid of factors of two."""
+        if arm in STALLED:
+            return min((1e-3 * 2**k for k in range(7)), key=lambda lr: self.loss(arm, lr, 0))
         best = 8e-3
         while True:
             near = [best * factor for factor in (1, 0.5, 2) if 1e-3 <= best * factor <= 64e-3]

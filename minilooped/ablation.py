@@ -95,8 +95,10 @@ def load(path: str | Path) -> list[Run]:
 
 
 def reported(runs: Sequence[Run], arm: str) -> dict[int, Run]:
-    """The runs of an arm by seed, without those of seed 0, in which its learning rate was sought."""
-    return {run.seed: run for run in runs if run.arm == arm and run.seed > 0}
+    """The runs of an arm by seed, at its best learning rate in those of seed 0, if it has any, and without these."""
+    sought = [run for run in runs if run.arm == arm and run.seed == 0]
+    lr = min(sought, key=lambda run: run.val_loss).lr if sought else None
+    return {run.seed: run for run in runs if run.arm == arm and run.seed > 0 and lr in (None, run.lr)}
 
 
 def paired(runs: Sequence[Run], arm: str, reference: str) -> Tensor:

@@ -474,20 +474,6 @@ def direct_and_passed_on(answer: Callable[[Tensor, Tensor, Tensor, int, float], 
 
 
 @exercise
-def reinjected(answer: Callable[[Tensor, Tensor, int, int, float], Tensor]) -> None:
-    """Exercise: the stream at the start of loop t, with the embedding mixed in."""
-    name = "reinjected"
-    for t, M, lam in ((2, 2, 0.5), (1, 4, 0.5), (9, 10, 0.25), (2, 1, 3.0)):
-        h, x0 = torch.randn(2, 3, 4, 8, dtype=torch.float64)
-        model = LoopedGPT(LoopedConfig(n_layer=M, n_embd=8, n_head=1, vocab_size=3, reinject=True, reinject_lam=lam))
-        g = model.reinjection_gain(t - 1)
-        label = f"{name} at t={t}, M={M}, lam={lam:g}"
-        if not compare(label, answer(h, x0, t, M, lam), (1 - g) * h + g * x0):
-            return
-    passed(name)
-
-
-@exercise
 def surviving_share(answer: Callable[[int, int, float], float]) -> None:
     """Exercise: how much of the first loop's stream is left after the re-injections of H loops."""
     name = "surviving_share"

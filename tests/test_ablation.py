@@ -81,6 +81,13 @@ def test_pairs_are_those_of_a_seed_and_seed_0_is_not_reported():
         paired(runs, "plain", "without scaling")
 
 
+def test_reported_are_the_seeds_at_the_learning_rate_that_was_best_with_seed_0():
+    found = ((0.1, 0, 2.5), (0.1, 1, 1.0), (0.2, 0, 2.25), (0.2, 1, 2.0), (0.2, 2, 2.5), (0.4, 0, 2.75), (0.4, 2, 1.0))
+    runs = [replace(run("full", seed, loss), lr=lr) for lr, seed, loss in found]
+    best = {seed: (one.lr, one.val_loss) for seed, one in reported(runs, "full").items()}
+    assert best == {1: (0.2, 2.0), 2: (0.2, 2.5)}
+
+
 def test_load_reads_what_was_written(tmp_path):
     runs = [run("full", 1, 2.0), run("plain", 1, float("inf"))]
     path = tmp_path / "loom.json"

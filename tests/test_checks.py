@@ -565,7 +565,6 @@ def survives(H: int, M: int, lam: float) -> float:
 
 
 RIGHT |= {
-    checks.reinjected: lambda h, x0, t, M, lam: torch.lerp(h, x0, 0.0 if t == 1 else min(1.0, lam / t / M**0.5)),
     checks.surviving_share: survives,
     checks.looping_residual: averages,
     checks.paired_interval: lambda one, other: torch.stack(
@@ -573,17 +572,6 @@ RIGHT |= {
     ),
 }
 WRONG |= {
-    checks.reinjected: {
-        "in the first loop too": (
-            lambda h, x0, t, M, lam: torch.lerp(h, x0, min(1.0, lam / t / M**0.5)),
-            "at t=1, M=4, lam=0.5: 0% of the values agree",
-        ),
-        "beyond the embedding": (
-            lambda h, x0, t, M, lam: torch.lerp(h, x0, 0.0 if t == 1 else lam / t / M**0.5),
-            "at t=2, M=1, lam=3: 0% of the values agree",
-        ),
-        "added": (lambda h, x0, t, M, lam: h + lam / t / M**0.5 * x0, "at t=2, M=2, lam=0.5: 0% of the values agree"),
-    },
     checks.surviving_share: {
         "from the first loop": (lambda H, M, lam: survives(H, M, lam) * (1 - lam / M**0.5), "at H=1, M=2.* off by"),
         "the rest": (lambda H, M, lam: 1 - survives(H, M, lam), "at H=1, M=2, lam=0.5: 0.0 is not right"),
