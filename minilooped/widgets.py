@@ -260,7 +260,7 @@ def draw_loom_parts(runs: Sequence[Run], parts: Collection[str]) -> None:
     runs: what `ablation.load` returned. The variance is taken before a norm that closes the loop.
     """
     parts = tuple(part for part in PARTS if part in parts)
-    name, chosen = " + ".join(parts) or "no part", "your choice"
+    name, chosen = "all parts" if len(parts) == len(PARTS) else " + ".join(parts) or "no part", "your choice"
     curves = {"only the expert norm": _variance(("expert norm",)), "all parts": _variance(tuple(PARTS))}
     curves[chosen] = _variance(parts)
     arm = next((arm for arm, own in ARMS.items() if set(own) == set(parts)), None)
