@@ -467,3 +467,18 @@ def swapped_routers(model: LoopedGPT, batches: Sequence[tuple[Tensor, Tensor]]) 
         for weight, kept in zip(weights, before, strict=True):
             weight[i] = kept[i]
     return losses
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 8: how far the stream grows, whether or not a norm closes the loop
+
+
+def end_variance(model: LoopedGPT, idx: Tensor) -> float:
+    """Mean square of the stream after the last block, before a norm that closes the loop, for tokens idx (B, T)."""
+    return visits(model, idx).stream[-1, -1].item() ** 2
+
+
+def variance_over_loops(config: LoopedConfig, n_loops: Sequence[int], *, seeds: Sequence[int] = (0, 1, 2)) -> Tensor:
+    """`end_variance` of untrained models with random tokens, (S, K): a row for each seed, a column for a loop count."""
+    models = [[fresh(replace(config, n_loop=n), seed, (2, config.block_size)) for n in n_loops] for seed in seeds]
+    return torch.tensor([[end_variance(*model) for model in row] for row in models], dtype=torch.float64)

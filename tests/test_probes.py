@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -570,3 +571,34 @@ def test_swapped_routers_are_those_of_a_model_with_the_rows_moved():
     assert copies[:, :3].unique().numel() == 1 and (copies[:, 3] != copies[0, 0]).all()
     with pytest.raises(ValueError, match="router='per_loop'"):
         probes.swapped_routers(moe(router="shared"), [(idx, targets)])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 8
+
+
+@pytest.mark.parametrize("loop_end_norm", [False, True])
+def test_end_variance_is_that_of_the_last_block_s_output_whatever_closes_the_loop(loop_end_norm):
+    config = LoopedConfig(vocab_size=9, block_size=6, n_layer=2, n_loop=3, n_head=2, n_embd=16, init_std=0.25,
+                          embed_norm=True, rule="none", loop_end_norm=loop_end_norm)  # fmt: skip
+    model, idx = probes.fresh(config, 0, (2, 6))
+    outputs = []
+    handle = model.blocks[-1].register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
+    with torch.no_grad():
+        model(idx)
+    handle.remove()
+    assert len(outputs) == 3
+    assert probes.end_variance(model, idx) == pytest.approx(outputs[-1].square().mean().item())
+    assert probes.end_variance(model, idx) > 1.2, "a closing norm would make it 1"
+
+
+def test_variance_over_loops_has_a_row_for_each_seed_and_a_column_for_each_loop_count():
+    config = LoopedConfig(vocab_size=9, block_size=6, n_layer=1, n_head=2, n_embd=16, init_std=0.25, rule="none")
+    before = torch.get_rng_state()
+    found = probes.variance_over_loops(config, (1, 2, 5), seeds=(3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.shape == (2, 3)
+    for i, seed in enumerate((3, 4)):
+        for j, n_loop in enumerate((1, 2, 5)):
+            model = probes.fresh(replace(config, n_loop=n_loop), seed, (2, 6))
+            assert found[i, j].item() == probes.end_variance(*model)
