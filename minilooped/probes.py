@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import cross_entropy
 
 from .data import Tokenizer
 from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32
@@ -360,3 +361,37 @@ def expert_overlap(choices: Tensor, n_expert: int) -> Tensor:
     chosen = torch.zeros(N, L, choices[0, 0, ..., 0].numel(), n_expert, dtype=torch.float64, device=choices.device)
     chosen.scatter_(-1, choices.reshape(N, L, -1, k), 1.0)  # (N, L, B * T, E), a one for each chosen expert
     return torch.einsum("nlse,mlse->nml", chosen, chosen) / (chosen.shape[2] * k)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Segmented backprop (chapter 9): what it holds, what it reaches, what its gradient has in common with the full one
+
+
+def batch_bytes(model: LoopedGPT, idx: Tensor, targets: Tensor) -> int:
+    """Most bytes that autograd holds while one batch (B, T) is trained, with a backward after each segment.
+
+    See `saved_bytes`. Gradients are left as they were.
+    """
+
+    def run() -> None:
+        for loss in model.segment_losses(idx, targets):
+            torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+    return saved_bytes(run, [*model.parameters(), *model.buffers()])
+
+
+@torch.no_grad()
+def loss_after_each_loop(
+    model: LoopedGPT, batches: Iterable[tuple[Tensor, Tensor]], n_loop: int | None = None
+) -> list[float]:
+    """Cross-entropy in nats per token, read out after each loop, over (x, y) batches of (B, T) each, in eval mode.
+
+    n_loop: another loop count than the trained one. One pass for all loops; targets must all count.
+    """
+    total, count = 0.0, 0
+    with watched(model):
+        for x, y in batches:
+            states = model(x, n_loop=n_loop, return_states=True)[2]
+            losses = [cross_entropy(model.logits(h).flatten(0, 1), y.flatten(), reduction="sum") for h in states]
+            total, count = total + torch.stack(losses).double(), count + y.numel()
+    return (total / count).tolist()
