@@ -53,7 +53,7 @@ def record(path: Path, head: dict[str, Any], runs: Sequence[dict[str, Any]], mea
     done = [{name: row[name] for name in runs[0]} for row in stored["runs"]]
     for run in tqdm([run for run in runs if run not in done], unit="run"):
         stored["runs"].append(run | measure(**run))
-        stored["provenance"] = provenance(f"python benchmarks/{path.stem}.py")
+        stored.setdefault("provenance", provenance(f"python benchmarks/{path.stem}.py"))
         rows = ",\n".join(json.dumps(row) for row in stored["runs"])
         head = "".join(f'"{name}": {json.dumps(stored[name])},\n' for name in ("provenance", "settings"))
         path.write_text(f'{{{head}"runs": [\n{rows}\n]}}\n', encoding="utf-8")
