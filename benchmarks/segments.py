@@ -43,7 +43,6 @@ MODEL = replace(
     n_expert_shared=0, top_k=2,
 )  # fmt: skip
 LRS = (5e-3, 1e-2, 2e-2)
-LONG = ("full", "accumulate", "step")  # the arms that also see 300 batches
 PATH = RESULTS / "segments.json"
 
 
@@ -114,8 +113,14 @@ def main() -> None:
 
     rows = [row for row in json.loads(PATH.read_text(encoding="utf-8"))["runs"] if row["seed"] == 0]
     best = {arm: min((row["losses"][8], row["lr"]) for row in rows if row["arm"] == arm)[1] for arm in tuned}
-    runs = [dict(arm=arm, batches=100, lr=best.get(arm, best["full"]), seed=s) for s in (1, 2, 3) for arm in ARMS]
-    runs += [dict(arm=arm, batches=300, lr=best.get(arm, best["full"]), seed=s) for s in (1, 2) for arm in LONG]
+
+    def run(arm: str, batches: int, seed: int) -> dict[str, str | int | float]:
+        return dict(arm=arm, batches=batches, lr=best.get(arm, best["full"]), seed=seed)
+
+    runs = [run(arm, 100, seed) for seed in (1, 2) for arm in ARMS]
+    runs += [run("full", 300, seed) for seed in (1, 2)]
+    runs += [run(arm, 100, 3) for arm in ARMS]
+    runs += [run(arm, 300, seed) for seed in (1, 2) for arm in ("step", "accumulate")]
     record(PATH, settings, runs, measure)
 
 
