@@ -432,14 +432,14 @@ def stream_by_visit(
 def segment_cuts(reach: np.ndarray, *, title: str = "", ax: Axes | None = None) -> Axes:
     """Which loops each loss reaches, (losses, loops): dark where its gradient is largest, blank where it is 0.
 
-    Dashed lines are the cuts, which no gradient crosses; a ring marks the loop behind which the loss is read out.
+    Dashed lines are the cuts, which no gradient crosses; a dot marks the loop behind which the loss is read out.
     """
     ax = figure(figsize=(7, 2.6)) if ax is None else ax
     reach = np.asarray(reach)
     shares = np.where(reach > 0, 0.25 + 0.75 * reach / reach.max(axis=1, keepdims=True), 0)
     ax.imshow(shares, cmap="Blues", vmin=0, vmax=1.2, aspect="auto", interpolation="nearest")
     ends = [int(np.flatnonzero(row)[-1]) for row in reach]
-    ax.plot(ends, range(len(ends)), color=MARKED, marker="o", markersize=10, linestyle="none", markerfacecolor="none")
+    ax.plot(ends, range(len(ends)), color=MARKED, marker="o", markersize=9, linestyle="none", markerfacecolor="white")
     for end in ends[:-1]:
         ax.axvline(end + 0.5, color=MARKED, linestyle="--", linewidth=1.5)
     ax.set(xlabel="loop", ylabel="loss of segment", title=title)

@@ -3,8 +3,9 @@
 [1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -463,3 +464,17 @@ def gradient_agreement(model: LoopedGPT, idx: Tensor, targets: Tensor, segment: 
         return Agreement(cosine.item(), (a.norm() / b.norm()).item())
 
     return {way: {part: compare(found, part) for part in ("all", *PARTS)} for way, found in ways.items()}
+
+
+def cpu_times(runs: Mapping[str, Callable[[], object]], rounds: int = 10) -> dict[str, Tensor]:
+    """CPU seconds of each run, (rounds,), in turns: what slows the machine for a while slows all of them alike.
+
+    Meant for ratios within a round. One round before the first is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            began = time.process_time()
+            run()
+            times[name].append(time.process_time() - began)
+    return {name: torch.tensor(seconds[1:], dtype=torch.float64) for name, seconds in times.items()}
