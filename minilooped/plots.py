@@ -623,3 +623,81 @@ def differences(
     ax.set_title(title, fontsize=11)
     ax.legend(loc="best")
     return ax
+
+
+# -- chapter 9: segmented backprop
+
+
+@in_style
+def segment_cuts(reach: np.ndarray, *, title: str = "", ax: Axes | None = None) -> Axes:
+    """Which loops each loss reaches, (losses, loops): dark where its gradient is largest, blank where it is 0.
+
+    Dashed lines are the cuts, which no gradient crosses; a dot marks the loop behind which the loss is read out.
+    """
+    ax = figure(figsize=(7, 2.6)) if ax is None else ax
+    reach = np.asarray(reach)
+    shares = np.where(reach > 0, 0.25 + 0.75 * reach / reach.max(axis=1, keepdims=True), 0)
+    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1.2, aspect="auto", interpolation="nearest")
+    ends = [int(np.flatnonzero(row)[-1]) for row in reach]
+    ax.plot(ends, range(len(ends)), color=MARKED, marker="o", markersize=9, linestyle="none", markerfacecolor="white")
+    for end in ends[:-1]:
+        ax.axvline(end + 0.5, color=MARKED, linestyle="--", linewidth=1.5)
+    ax.set(xlabel="loop", ylabel="loss of segment", title=title)
+    ax.set_xticks(range(reach.shape[1]), [str(n + 1) for n in range(reach.shape[1])])
+    ax.set_yticks(range(len(ends)), [str(n + 1) for n in range(len(ends))])
+    ax.grid(False)
+    return ax
+
+
+@in_style
+def held_bytes(
+    n_loops: Sequence[int], curves: Mapping[str, Sequence[float]], *, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Megabytes held for the backward pass over the loop count, a line per way of training."""
+    ax = figure() if ax is None else ax
+    looks = zip((MARKED, LINE, "#1e8449", "black"), "os^D", ("-", "--", ":", "-."), strict=True)
+    for (name, values), (colour, marker, line) in zip(curves.items(), looks, strict=False):
+        ax.plot(n_loops, np.asarray(values) / 1e6, color=colour, marker=marker, linestyle=line, label=name)
+    ax.set(xlabel="loops N", ylabel="MB held", xticks=list(n_loops), title=title)
+    ax.set_ylim(bottom=0)
+    ax.legend(loc="upper left")
+    return ax
+
+
+@in_style
+def loss_after_each_loop(
+    curves: Mapping[str, np.ndarray], trained: int, *, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Validation loss read out after 1, 2, ... loops: a line for the mean over seeds, a band from least to most.
+
+    curves: (seeds, loops) by name. trained: the loop count of training, as a dashed line.
+    """
+    ax = figure() if ax is None else ax
+    looks = zip((MARKED, LINE, "#1e8449", "#8e44ad", "black"), "os^Dv", ("-", "--", ":", "-.", "-"), strict=True)
+    for (name, values), (colour, marker, line) in zip(curves.items(), looks, strict=False):
+        values = np.asarray(values)  # (seeds, loops)
+        loops = np.arange(1, values.shape[1] + 1)
+        style = dict(color=colour, marker=marker, linestyle=line, markersize=5)
+        ax.plot(loops, values.mean(0), **style, label=name)
+        ax.fill_between(loops, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+    ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5)
+    ax.annotate("trained", (trained, 1), (4, -12), xycoords=("data", "axes fraction"), textcoords="offset points")
+    ax.set(xlabel="read out after loop", ylabel="validation loss, nats", xticks=loops, title=title)
+    ax.legend(loc="upper right")
+    return ax
+
+
+@in_style
+def agreement(
+    steps: Sequence[int], cosines: Mapping[str, Sequence[float]], *, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Cosine with the full gradient over the steps of training, a line per way of cutting it."""
+    ax = figure() if ax is None else ax
+    looks = zip((LINE, "#1e8449", MARKED), "s^o", ("--", ":", "-"), strict=True)
+    for (name, values), (colour, marker, line) in zip(cosines.items(), looks, strict=False):
+        ax.plot(steps, values, color=colour, marker=marker, linestyle=line, label=name)
+    ax.set(
+        xlabel="training step", ylabel="cosine with the full gradient", xticks=list(steps), ylim=(0, 1.05), title=title
+    )
+    ax.legend(loc="lower left")
+    return ax

@@ -3,16 +3,19 @@
 [1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import cross_entropy
 
 from .data import Tokenizer
 from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
@@ -482,3 +485,118 @@ def variance_over_loops(config: LoopedConfig, n_loops: Sequence[int], *, seeds: 
     """`end_variance` of untrained models with random tokens, (S, K): a row for each seed, a column for a loop count."""
     models = [[fresh(replace(config, n_loop=n), seed, (2, config.block_size)) for n in n_loops] for seed in seeds]
     return torch.tensor([[end_variance(*model) for model in row] for row in models], dtype=torch.float64)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Segmented backprop (chapter 9): what it holds, what it reaches, what its gradient has in common with the full one
+
+
+def batch_bytes(model: LoopedGPT, idx: Tensor, targets: Tensor) -> int:
+    """Most bytes that autograd holds while one batch (B, T) is trained, with a backward after each segment.
+
+    See `saved_bytes`. Gradients are left as they were.
+    """
+
+    def run() -> None:
+        for loss in model.segment_losses(idx, targets):
+            torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+    return saved_bytes(run, [*model.parameters(), *model.buffers()])
+
+
+@torch.no_grad()
+def loss_after_each_loop(
+    model: LoopedGPT, batches: Iterable[tuple[Tensor, Tensor]], n_loop: int | None = None
+) -> list[float]:
+    """Cross-entropy in nats per token, read out after each loop, over (x, y) batches of (B, T) each, in eval mode.
+
+    n_loop: another loop count than the trained one. One pass for all loops; targets must all count.
+    """
+    total, count = 0.0, 0
+    with watched(model):
+        for x, y in batches:
+            states = model(x, n_loop=n_loop, return_states=True)[2]
+            losses = [cross_entropy(model.logits(h).flatten(0, 1), y.flatten(), reduction="sum") for h in states]
+            total, count = total + torch.stack(losses).double(), count + y.numel()
+    return (total / count).tolist()
+
+
+@torch.enable_grad()
+def gradient_reach(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
+    """Norm of the gradient of each segment's loss on the routers of each loop, (losses, N), in eval mode.
+
+    Behind a cut it is exactly 0. A loop is reached when its routers are: no other weight belongs to one loop alone.
+    idx, targets: (B, T). Raises ValueError for a model without a router per loop.
+    """
+    if model.config.router != "per_loop":
+        raise ValueError("gradient_reach needs a weight of each loop's own: set n_expert > 0 and router='per_loop'")
+    routers = [block.mlp.router.weight for block in model.blocks]  # L times (N, E, C)
+    with watched(model):
+        gradients = [torch.stack(torch.autograd.grad(loss, routers)) for loss in model.segment_losses(idx, targets)]
+    return torch.stack(gradients).square().sum((1, 3, 4)).sqrt()
+
+
+class Agreement(NamedTuple):
+    """One gradient beside another."""
+
+    cosine: float
+    ratio: float  # of the norms, the first over the second
+
+
+PARTS = ("embedding", "body", "routers", "read-out")
+
+
+def part_of(name: str) -> str:
+    """Which of PARTS a parameter belongs to; the body is all that the loops share. A tied head is the embedding."""
+    if name.startswith("blocks."):
+        return "routers" if ".router." in name else "body"
+    return "embedding" if name.startswith(("wte.", "wpe.")) else "read-out"
+
+
+@torch.enable_grad()
+def gradient_agreement(model: LoopedGPT, idx: Tensor, targets: Tensor, segment: int) -> dict[str, dict[str, Agreement]]:
+    """Gradients of segmented backprop beside that of the last loop's loss by ordinary backprop, in eval mode.
+
+    "cut": the last segment's loss, which sees `segment` loops: the same objective, truncated. "early losses": the mean
+    of the losses after every segment, nothing cut: another objective. "segments": both at once, what training with one
+    update a batch uses. For each, by PARTS and for "all" parameters. idx, targets: (B, T). A cosine with a gradient of
+    zero is 0.
+    """
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def gradient(loss: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+        return [g.double().flatten() for g in found]
+
+    with watched(model):
+        twin = copy(model)  # the same parameters under another config
+        twin.config = replace(model.config, segment=segment)
+        states = model(idx, return_states=True)[2]
+        ends = [states[loops[-1]] for loops in twin.config.segments()]
+        losses = torch.stack([cross_entropy(model.logits(h).flatten(0, 1), targets.flatten()) for h in ends])
+        cut = [gradient(loss) for loss in twin.segment_losses(idx, targets)]
+    full = gradient(losses[-1])
+    mean = [sum(parts) / len(cut) for parts in zip(*cut, strict=True)]
+    ways = {"cut": cut[-1], "early losses": gradient(losses.mean()), "segments": mean}
+
+    def compare(gradients: list[Tensor], part: str) -> Agreement:
+        chosen = [i for i, name in enumerate(names) if part in ("all", part_of(name))]
+        a, b = (torch.cat([one[i] for i in chosen]) for one in (gradients, full))
+        cosine = torch.nn.functional.cosine_similarity(a, b, dim=0, eps=1e-30)
+        return Agreement(cosine.item(), (a.norm() / b.norm()).item())
+
+    return {way: {part: compare(found, part) for part in ("all", *PARTS)} for way, found in ways.items()}
+
+
+def cpu_times(runs: Mapping[str, Callable[[], object]], rounds: int = 10) -> dict[str, Tensor]:
+    """CPU seconds of each run, (rounds,), in turns: what slows the machine for a while slows all of them alike.
+
+    Meant for ratios within a round. One round before the first is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            began = time.process_time()
+            run()
+            times[name].append(time.process_time() - began)
+    return {name: torch.tensor(seconds[1:], dtype=torch.float64) for name, seconds in times.items()}

@@ -1,6 +1,7 @@
 """Widgets: thin shells around probes and plots. Each one has a static twin that calls the same functions."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import ipywidgets
@@ -338,3 +339,43 @@ def loom_switchboard(runs: Sequence[Run]) -> ipywidgets.VBox:
 
     switches = {part: ipywidgets.Checkbox(value=part == "expert norm", description=part) for part in PARTS}
     return explorer(draw, height="400px", **switches)
+
+
+# -- chapter 9: segmented backprop
+
+CUTTER = LoopedConfig(  # every part of LOOM, one block
+    vocab_size=64, block_size=32, n_layer=1, n_head=2, n_embd=32, init_std=32**-0.5, rule="loom", tie_embeddings=False,
+    reinject=True, loop_residual=0.5, loop_end_norm=True, n_expert=4, router="per_loop", gate="sigmoid",
+    moe_out_norm=True,
+)  # fmt: skip
+
+
+@plots.in_style
+def draw_segment_cutter(n_loop: int = 9, segment: int = 3) -> None:
+    """Where the cuts are, which loops the gradient of each loss reaches, and what autograd holds with and without cuts.
+
+    Measured on an untrained model: gradients on the routers of each loop, and bytes.
+    """
+    config = replace(CUTTER, n_loop=n_loop, segment=segment)
+    model, tokens = probes.fresh(config, 0, (2, config.block_size + 1))
+    batch = tokens[:, :-1], tokens[:, 1:]
+    reach, held = probes.gradient_reach(model, *batch), probes.batch_bytes(model, *batch)
+    model.config = replace(config, segment=None)
+    whole = probes.batch_bytes(model, *batch)
+    losses = f"{len(reach)} loss" + "es" * (len(reach) > 1)
+    title = f"{n_loop} loops, {segment} in a segment: {losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of uncut"
+    cuts, memory = Figure(figsize=(10, 3.2)).subplots(1, 2, width_ratios=(4, 1))
+    plots.segment_cuts(reach, ax=cuts)
+    memory.bar(["uncut", "cut"], [whole / 1e6, held / 1e6], color=[plots.MARKED, plots.LINE])
+    memory.set(ylabel="MB held", ylim=(0, 5))  # one scale for every position
+    cuts.figure.suptitle(title, fontsize=12)
+    plots.show(cuts, f"Which loops the gradient of each loss reaches, and a bar for the memory. {title}.")
+
+
+def segment_cutter() -> ipywidgets.VBox:
+    """What a cut does to gradient and memory, by loops and segment length: `draw_segment_cutter`."""
+    return explorer(
+        draw_segment_cutter,
+        n_loop=ipywidgets.IntSlider(min=1, max=12, value=9, description="loops N"),
+        segment=ipywidgets.IntSlider(min=1, max=12, value=3, description="segment K"),
+    )

@@ -602,3 +602,113 @@ def test_variance_over_loops_has_a_row_for_each_seed_and_a_column_for_each_loop_
         for j, n_loop in enumerate((1, 2, 5)):
             model = probes.fresh(replace(config, n_loop=n_loop), seed, (2, 6))
             assert found[i, j].item() == probes.end_variance(*model)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 9: batch_bytes, loss_after_each_loop, gradient_reach, gradient_agreement, cpu_times
+
+
+def looped(segment: int | None = None, n_loop: int = 5, **changes) -> tuple[LoopedGPT, torch.Tensor, torch.Tensor]:
+    """Every part of LOOM, with weights that no 0 or 1 hides, and a batch whose targets all count."""
+    config = tiny(**(LOOM_PARTS | dict(n_loop=n_loop, segment=segment) | changes))
+    return build(config, shaken=True), tokens(config, seed=1), tokens(config, seed=2)
+
+
+def test_batch_bytes_are_those_of_the_longest_segment_and_leave_no_trace():
+    whole = [probes.batch_bytes(*looped(n_loop=n)) for n in range(1, 6)]
+    assert len({b - a for a, b in itertools.pairwise(whole)}) == 1 and whole[1] > whole[0]
+    assert [probes.batch_bytes(*looped(K)) for K in (1, 2, 3, 5, 9)] == [whole[K - 1] for K in (1, 2, 3, 5, 5)]
+    model, idx, targets = looped(2)
+    model(idx, targets)[1].backward()
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    probes.batch_bytes(model, idx, targets)
+    assert all(torch.equal(a.grad, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+def test_loss_after_each_loop_is_that_of_a_pass_with_so_many_loops():
+    model, idx, targets = looped(2)
+    losses = probes.loss_after_each_loop(model, [(idx, targets), (idx[:1], targets[:1])], n_loop=7)
+    model.eval()
+    for n, loss in enumerate(losses, start=1):
+        first, second = (model(idx[:b], targets[:b], n_loop=n)[1].item() for b in (2, 1))
+        assert loss == pytest.approx((2 * first + second) / 3, rel=1e-12)
+    assert len(losses) == 7 and len(probes.loss_after_each_loop(model, [(idx, targets)])) == 5
+
+
+@pytest.mark.parametrize("segment", [None, 1, 2, 3, 7])
+def test_gradient_reaches_the_loops_of_its_own_segment_and_no_other(segment):
+    model, idx, targets = looped(segment, gate="sigmoid")
+    bias = [block.mlp.router.bias.clone() for block in model.blocks]
+    reach = probes.gradient_reach(model, idx, targets)
+    expected = [[loop in loops for loop in range(5)] for loops in model.config.segments()]
+    assert (reach > 0).tolist() == expected
+    assert model.training and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(block.mlp.router.bias, b) for block, b in zip(model.blocks, bias, strict=True))
+    if segment is None:
+        model.eval()(idx, targets)[1].backward()
+        norms = sum(block.mlp.router.weight.grad.square().sum((1, 2)) for block in model.blocks).sqrt()
+        torch.testing.assert_close(reach[0], norms, rtol=1e-10, atol=0)
+
+
+def test_gradient_reach_needs_a_router_of_each_loops_own():
+    model, idx, targets = looped(2, router="shared")
+    with pytest.raises(ValueError, match="set n_expert > 0 and router='per_loop'"):
+        probes.gradient_reach(model, idx, targets)
+
+
+def gradient_of(model, loss) -> torch.Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_agreement_tells_truncation_from_another_objective():
+    """Each of the three gradients, made otherwise, beside the whole one."""
+    model, idx, targets = looped(gate="sigmoid")
+    bias = [block.mlp.router.bias.clone() for block in model.blocks]
+    found = probes.gradient_agreement(model, idx, targets, 2)
+    assert model.training and model.config.segment is None
+    assert all(torch.equal(block.mlp.router.bias, b) for block, b in zip(model.blocks, bias, strict=True))
+
+    model.eval()
+    twin, _, _ = looped(2, gate="sigmoid")
+    twin.eval()
+    full = gradient_of(model, model(idx, targets)[1])
+    early = gradient_of(model, sum(model(idx, targets, n_loop=n)[1] for n in (2, 4, 5)) / 3)
+    twin.zero_grad()
+    *_, last = twin.segment_losses(idx, targets)
+    cut = gradient_of(twin, last)
+    twin.zero_grad()
+    for loss in twin.segment_losses(idx, targets):
+        (loss / 3).backward()
+    both = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    for way, gradient in (("early losses", early), ("cut", cut), ("segments", both)):
+        cosine, ratio = torch.cosine_similarity(gradient, full, dim=0).item(), (gradient.norm() / full.norm()).item()
+        assert found[way]["all"] == pytest.approx((cosine, ratio), rel=1e-9)
+    cosines = {round(found[way]["all"].cosine, 6) for way in found}
+    assert len(cosines) == 3 and max(cosines) < 1
+
+
+def test_agreement_of_one_segment_is_whole_and_parts_add_up():
+    model, idx, targets = looped(gate="sigmoid", tie_embeddings=False)
+    for parts in probes.gradient_agreement(model, idx, targets, 5).values():
+        assert all(agreement == pytest.approx((1, 1), rel=1e-9) for agreement in parts.values())
+    names = [name for name, _ in model.named_parameters()]
+    by_part = {part: [name for name in names if probes.part_of(name) == part] for part in probes.PARTS}
+    assert by_part["embedding"] == ["wte.weight"] and by_part["read-out"] == ["final_norm.weight", "head.weight"]
+    assert by_part["routers"] == [f"blocks.{layer}.mlp.router.weight" for layer in range(model.config.n_layer)]
+    assert sum(map(len, by_part.values())) == len(names)
+
+
+def test_a_part_that_a_cut_leaves_without_gradient_has_cosine_zero():
+    """Without re-injection the embedding is heard in the first segment only."""
+    model, idx, targets = looped(reinject=False, tie_embeddings=False)
+    assert probes.gradient_agreement(model, idx, targets, 2)["cut"]["embedding"] == (0, 0)
+
+
+def test_cpu_times_take_turns_and_leave_out_the_first_round(monkeypatch):
+    clock, order = iter(n * n for n in itertools.count()), []  # read before and after: a run takes 1, 5, 9, ... seconds
+    monkeypatch.setattr(probes.time, "process_time", lambda: next(clock))
+    times = probes.cpu_times({name: lambda name=name: order.append(name) for name in "ab"}, rounds=3)
+    assert "".join(order) == "abababab"
+    assert {name: seconds.tolist() for name, seconds in times.items()} == {"a": [9, 17, 25], "b": [13, 21, 29]}
