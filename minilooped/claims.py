@@ -426,7 +426,7 @@ def alignment() -> dict[str, Measured]:
 COMPARISON = Path(__file__).parents[1] / "data" / "results" / "deeploop.csv"
 COMPARED = (
     "recorded comparison (chapter 6): 2 blocks, d = 64, 120 steps on the embedded text, best of 3 or 4 learning rates, "
-    "3 seeds"
+    "2 seeds"
 )
 
 
@@ -850,7 +850,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
     Claim(
         "P2-g", "The alignment κ_R is about 1 for visits that have nothing in common, and R for visits that agree.",
         "definition of κ_R", "between 0 and R; not measured there", "seconds",
-        "constructed visits; untrained models of 2 blocks in 8 loops, " + SMALL_MODEL,
+        "constructed visits; untrained models of 2 blocks in 8 loops, d = 64, 3 seeds",
         {
             "8 orthogonal visits": ONE_TO_ROUNDING, "8 identical visits, over 8": ONE_TO_ROUNDING,
             "8 random visits": Band(0.8, 1.2), "deeploop before training, R = 8, over 8": Band(0.95, 1.0 + 1e-6),
@@ -863,7 +863,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         "table of validation losses", "+0.0004 and +0.0011 nats, " + PUBLISHED_SMALL_AND_MEDIUM, "minutes", COMPARED,
         {"DeepLoop less pre-norm at R = 1, nats": Band(-0.02, 0.02)},
         partial(compared_loss, {"DeepLoop less pre-norm at R = 1, nats": (("deeploop", 1), ("none", 1))}),
-        note="The band is wider than the published difference by an order: three short runs cannot see a thousandth.",
+        note="The band is wider than the published difference by an order: two short runs cannot see a thousandth.",
     ),
     Claim(
         "P2-i", "With reuse, DeepLoop ends at a lower loss than the looped pre-norm model.",
