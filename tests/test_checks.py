@@ -251,6 +251,12 @@ def gaussian(d):
     return torch.randn(d, d, generator=torch.Generator().manual_seed(3)) / d**0.5
 
 
+def aligned(U: torch.Tensor, G: torch.Tensor) -> float:
+    """kappa_R of chapter 6, with sums in place of norms."""
+    (u, g), (own_u, own_g) = ([(x * x).sum(-1).sqrt() for x in pair] for pair in ((U.sum(0), G.sum(0)), (U, G)))
+    return (u * g / (len(U) * own_u.max() * own_g.max())).item()
+
+
 RIGHT = {
     checks.untied_parameters: lambda m: sum(p.numel() for p in m.parameters()) + (m.config.n_loop - 1) * blocks(m),
     checks.loss_after_every_loop: losses_of_states,
@@ -275,6 +281,11 @@ RIGHT = {
     checks.coherence: lambda dW, u, eta: (u @ dW.T).sum(0).norm() / u.sum(0).norm() / eta,
     checks.octaves: octaves_by_polynomial,
     checks.direct_and_passed_on: side_by_side,
+    # chapter 6
+    checks.deeploop_visit: lambda x, f, alpha: toy.normalize(alpha * x + f(toy.normalize(x))),
+    checks.multipliers: lambda K, R, p: torch.tensor([(2 * K * R) ** p, (8 * K * R) ** -p]),
+    checks.alignment: aligned,
+    checks.smallest_exponent: lambda gamma, sign_like: 0.5 if sign_like else (1 + gamma) / 4,
 }
 
 # What the answer computes instead, and what the reader is told.
@@ -531,6 +542,42 @@ WRONG = {
         ),
         "the other way round": (lambda *a: side_by_side(*a).flip(0), "at N=1, d=4, eps=1: 0% of the values agree"),
         "their sum": (lambda *a: side_by_side(*a).sum(0), "expected shape"),
+    },
+    # chapter 6
+    checks.deeploop_visit: {
+        "alpha on the branch": (
+            lambda x, f, alpha: toy.normalize(x + alpha * f(toy.normalize(x))),
+            "at d=4, alpha=2: .* of the values agree",
+        ),
+        "one norm": (lambda x, f, alpha: toy.normalize(alpha * x + f(x)), "at d=4, alpha=2"),
+        "no closing norm": (lambda x, f, alpha: alpha * x + f(toy.normalize(x)), "at d=4, alpha=2"),
+    },
+    checks.multipliers: {
+        "the blocks alone": (lambda K, R, p: torch.tensor([(2 * K) ** p, (8 * K) ** -p]), "at K=2, R=8, p=0.25"),
+        "swapped": (lambda K, R, p: torch.tensor([(8 * K * R) ** -p, (2 * K * R) ** p]), "at K=1, R=1, p=0.25"),
+        "DeepLoop's for both": (
+            lambda K, R, p: torch.tensor([(2 * K * R) ** 0.5, (8 * K * R) ** -0.5]),
+            "at K=1, R=1, p=0.25",
+        ),
+    },
+    checks.alignment: {
+        "without R": (lambda U, G: 4 * aligned(U, G), "of 1 visits: .* off by"),
+        "the sum of norms": (
+            lambda U, G: aligned(U, G) * (U.norm(dim=1).sum() / U.sum(0).norm()).item(),
+            "of 4 visits: .* off by",
+        ),
+        "mean norms": (
+            lambda U, G: (
+                U.sum(0).norm() * G.sum(0).norm() / len(U) / U.norm(dim=1).mean() / G.norm(dim=1).mean()
+            ).item(),
+            "of 4 visits: .* off by",
+        ),
+        "a tensor": (lambda U, G: torch.tensor(aligned(U, G)), "expected a number, got Tensor"),
+    },
+    checks.smallest_exponent: {
+        "for any step": (lambda gamma, sign_like: (1 + gamma) / 4, "of a sign-like step, gamma=0: .* off by"),
+        "halves": (lambda gamma, sign_like: (1 + gamma) / 2, "of a gradient step, gamma=0: .* off by"),
+        "DeepLoop's": (lambda gamma, sign_like: 0.5, "of a gradient step, gamma=0: .* off by"),
     },
 }
 
