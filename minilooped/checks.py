@@ -503,13 +503,15 @@ def multipliers(answer: Callable[[int, int, float], Tensor]) -> None:
 
 
 @exercise
-def alignment(answer: Callable[[Tensor, Tensor], float]) -> None:
-    """Exercise: kappa_R of one sublayer."""
-    name = "alignment"
-    for R, P in ((1, 3), (4, 4), (8, 50)):
-        U, G = torch.randn(2, R, P, dtype=torch.float64) + 1
-        expected = probes.visit_alignment(U[None], G)
-        if not compare(f"{name} of {R} visits", answer(U, G), expected):
+def by_visit(answer: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Exercise: the gradient of a shared matrix, one visit at a time, from what the visits heard and were told."""
+    name = "by_visit"
+    for R, T, inner, outer in ((1, 2, 3, 4), (4, 5, 2, 3), (3, 4, 4, 4)):
+        W = torch.randn(outer, inner, dtype=torch.float64)
+        copies = W.repeat(R, 1, 1).requires_grad_()  # (R, O, I)
+        x, g = torch.randn(R, T, inner, dtype=torch.float64), torch.randn(R, T, outer, dtype=torch.float64)
+        (expected,) = torch.autograd.grad((x @ copies.mT * g).sum(), copies)
+        if not compare(f"{name} of {R} visits, {T} tokens, {inner} to {outer}", answer(x, g), expected):
             return
     passed(name)
 

@@ -251,12 +251,6 @@ def gaussian(d):
     return torch.randn(d, d, generator=torch.Generator().manual_seed(3)) / d**0.5
 
 
-def aligned(U: torch.Tensor, G: torch.Tensor) -> float:
-    """kappa_R of chapter 6, with sums in place of norms."""
-    (u, g), (own_u, own_g) = ([(x * x).sum(-1).sqrt() for x in pair] for pair in ((U.sum(0), G.sum(0)), (U, G)))
-    return (u * g / (len(U) * own_u.max() * own_g.max())).item()
-
-
 RIGHT = {
     checks.untied_parameters: lambda m: sum(p.numel() for p in m.parameters()) + (m.config.n_loop - 1) * blocks(m),
     checks.loss_after_every_loop: losses_of_states,
@@ -284,7 +278,7 @@ RIGHT = {
     # chapter 6
     checks.deeploop_visit: lambda x, f, alpha: toy.normalize(alpha * x + f(toy.normalize(x))),
     checks.multipliers: lambda K, R, p: torch.tensor([(2 * K * R) ** p, (8 * K * R) ** -p]),
-    checks.alignment: aligned,
+    checks.by_visit: lambda x, g: torch.einsum("rto,rti->roi", g, x),
     checks.smallest_exponent: lambda gamma, sign_like: 0.5 if sign_like else (1 + gamma) / 4,
 }
 
@@ -560,19 +554,17 @@ WRONG = {
             "at K=1, R=1, p=0.25",
         ),
     },
-    checks.alignment: {
-        "without R": (lambda U, G: 4 * aligned(U, G), "of 1 visits: .* off by"),
-        "the sum of norms": (
-            lambda U, G: aligned(U, G) * (U.norm(dim=1).sum() / U.sum(0).norm()).item(),
-            "of 4 visits: .* off by",
+    checks.by_visit: {
+        "summed over the visits": (lambda x, g: torch.einsum("rto,rti->oi", g, x), "of 1 visits.*: expected shape"),
+        "transposed": (lambda x, g: torch.einsum("rto,rti->rio", g, x), "of 1 visits.*: expected shape"),
+        "mean over the tokens": (
+            lambda x, g: torch.einsum("rto,rti->roi", g, x) / x.shape[1],
+            "of 1 visits, 2 tokens.*: 0% of the values",
         ),
-        "mean norms": (
-            lambda U, G: (
-                U.sum(0).norm() * G.sum(0).norm() / len(U) / U.norm(dim=1).mean() / G.norm(dim=1).mean()
-            ).item(),
-            "of 4 visits: .* off by",
+        "another visit's input": (
+            lambda x, g: torch.einsum("rto,rti->roi", g, x.flip(0)),
+            "of 4 visits.*: .* of the values agree",
         ),
-        "a tensor": (lambda U, G: torch.tensor(aligned(U, G)), "expected a number, got Tensor"),
     },
     checks.smallest_exponent: {
         "for any step": (lambda gamma, sign_like: (1 + gamma) / 4, "of a sign-like step, gamma=0: .* off by"),
