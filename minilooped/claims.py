@@ -886,8 +886,8 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "pre-norm, R = 1 less R = 8, nats": (("none", 1), ("none", 8)),
             "DeepLoop, R = 1 less R = 8, nats": (("deeploop", 1), ("deeploop", 8)),
         }),
-        note="Where it lies without an effect was written down after the result: the pre-norm model is 0.002 nats worse at "
-        "R = 8, and two seeds happen to agree on that.",
+        note="Where it lies without an effect was written down after the result: the pre-norm model is 0.002 nats "
+        "worse at R = 8, and two seeds happen to agree on that.",
     ),
     Claim(
         "P2-k", "The gain carries over to downstream tasks.",

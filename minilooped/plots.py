@@ -481,5 +481,5 @@ def values_by_rule(
         ax.plot(xs, values.mean(0), **look(rule), label=rule)
         ax.fill_between(xs, values.min(0), values.max(0), color=look(rule)["color"], alpha=0.15, linewidth=0)
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=list(xs))
-    ax.legend()
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # outside: it would cover a band
     return ax
