@@ -701,3 +701,63 @@ def agreement(
     )
     ax.legend(loc="lower left")
     return ax
+
+
+# -- chapter 6 ---------------------------------------------------------------------------------------------------------
+
+
+@in_style
+def multipliers(
+    rounds: Sequence[int], curves: Mapping[str, Sequence[float]], *, at: int, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Up to six numbers that a rule makes of the round count R, on log-log axes, a line each; `at` marks one R."""
+    ax = figure() if ax is None else ax
+    looks = zip((LINE, "#6c3483", QUIET, "#1e8449", MARKED, "black"), "os^DvP", strict=True)
+    for (name, values), (colour, marker) in zip(curves.items(), looks, strict=False):
+        ax.plot(rounds, values, color=colour, marker=marker, markersize=5, label=name)
+    ax.axvline(at, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=10)
+    ax.set_xticks(rounds, [str(n) for n in rounds])
+    ax.minorticks_off()
+    ax.set(xlabel="rounds R", title=title)
+    ax.legend(fontsize=9, loc="lower left")
+    return ax
+
+
+@in_style
+def norms_by_visit(
+    streams: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray], *, title: str = "",
+    axes: Sequence[Axes] | None = None,
+) -> list[Axes]:  # fmt: skip
+    """Two panels over the visits, a line per rule: RMS of the stream after each, gradient of the stream before each."""
+    if axes is None:
+        axes = list(Figure(figsize=(9, 3.6)).subplots(1, 2))
+    panels = (streams, "RMS of the stream after it"), (gradients, "norm of the gradient before it")
+    for ax, (curves, ylabel) in zip(axes, panels, strict=True):
+        for rule, values in curves.items():
+            ax.plot(range(1, len(values) + 1), values, **look(rule) | {"markersize": 4}, label=rule)
+        ax.set_yscale("log", base=10)
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.yaxis.set_minor_formatter(lambda value, _: "")
+        ax.set(xlabel="visit", ylabel=ylabel)
+    axes[0].legend()
+    if title:
+        axes[0].figure.suptitle(title)
+    return list(axes)
+
+
+@in_style
+def values_by_rule(
+    xs: Sequence[float], curves: Mapping[str, np.ndarray], *, xlabel: str, ylabel: str, title: str = "",
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Values (seeds, xs) by rule on plain axes: a line for the mean, a band from the least seed to the most."""
+    ax = figure() if ax is None else ax
+    for rule, values in curves.items():
+        values = np.asarray(values)
+        ax.plot(xs, values.mean(0), **look(rule), label=rule)
+        ax.fill_between(xs, values.min(0), values.max(0), color=look(rule)["color"], alpha=0.15, linewidth=0)
+    ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=list(xs))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # outside: it would cover a band
+    return ax

@@ -379,3 +379,59 @@ def segment_cutter() -> ipywidgets.VBox:
         n_loop=ipywidgets.IntSlider(min=1, max=12, value=9, description="loops N"),
         segment=ipywidgets.IntSlider(min=1, max=12, value=3, description="segment K"),
     )
+
+
+# -- chapter 6 ---------------------------------------------------------------------------------------------------------
+
+ROUNDS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@plots.in_style
+def draw_multipliers(p: float = 0.5, K: int = 2, R: int = 8, sign_like: bool = False) -> None:
+    """alpha = (2N)^p, beta = (8N)^-p and what follows from them, N = KR; beside it, what one step does in the toy.
+
+    Left: over the rounds, by formula. Right: `toy.post_norm_change` of one block, tied and untied, and the slope of
+    each. sign_like: whether the step is one, or a gradient's.
+    """
+    alpha, beta = ([(c * K * n) ** exponent for n in ROUNDS] for c, exponent in ((2, p), (8, -p)))
+    ratio = [b / a for a, b in zip(alpha, beta, strict=True)]
+    bounds = {
+        "aligned: $MR\\,(β/α)^2$": [2 * K * n * n * r**2 for n, r in zip(ROUNDS, ratio, strict=True)],
+        "unrelated: $M\\,(β/α)^2$": [2 * K * n * r**2 for n, r in zip(ROUNDS, ratio, strict=True)],
+    }
+    depths = (4, 8, 16, 32)
+    changes = {
+        name: torch.stack(
+            [toy.post_norm_change(n, p, tied=name == "tied", sign_like=sign_like, d=32, seeds=4) for n in depths], 1
+        )
+        for name in plots.TYING_LOOK
+    }
+    slopes = ", ".join(f"{name} {toy.fit_exponent(depths, c).slope + 0.0:.2f}" for name, c in changes.items())
+    step = "sign-like" if sign_like else "gradient"
+    i = ROUNDS.index(R)
+    title = (
+        f"p = {p:g}, K = {K}, R = {R}: α = {alpha[i]:.4g}, β = {beta[i]:.3g}, β/α = {ratio[i]:.3g}, "
+        f"MR (β/α)² = {2 * K * R * R * ratio[i] ** 2:.3g}"
+    )
+    formulas, measured = Figure(figsize=(10, 4)).subplots(1, 2)
+    plots.multipliers(ROUNDS, {"α": alpha, "β": beta, "β/α": ratio} | bounds, at=R, ax=formulas)
+    formulas.set_ylim(1e-6, 1e4)  # one scale for every position
+    plots.growth_curves(
+        depths, changes, xlabel="rounds R, one block", ylabel="change of $x_R$ per η", ax=measured,
+        title=f"one {step} step, slopes: {slopes}",
+    )  # fmt: skip
+    measured.title.set_fontsize(11)
+    formulas.figure.suptitle(title)
+    plots.show(formulas, f"{title}. One {step} step in the toy changes its output with slopes {slopes} in R.")
+
+
+def multiplier_explorer() -> ipywidgets.VBox:
+    """Where an exponent leads, with and without shared weights, under two kinds of step: `draw_multipliers`."""
+    return explorer(
+        draw_multipliers,
+        height="450px",
+        p=ipywidgets.FloatSlider(min=0.125, max=0.75, step=0.125, value=0.5, readout_format=".3f", description="p"),
+        K=ipywidgets.SelectionSlider(options=(1, 2, 4, 12, 24), value=2, description="blocks K"),
+        R=ipywidgets.SelectionSlider(options=ROUNDS, value=8, description="rounds R"),
+        sign_like=ipywidgets.Checkbox(value=False, description="sign-like step, as Adam's"),
+    )

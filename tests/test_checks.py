@@ -350,6 +350,11 @@ RIGHT = {
     checks.loops_reached: pieces,
     checks.longest_segment: most_loops,
     checks.last_k_visits: detached,
+    # chapter 6
+    checks.deeploop_visit: lambda x, f, alpha: toy.normalize(alpha * x + f(toy.normalize(x))),
+    checks.multipliers: lambda K, R, p: torch.tensor([(2 * K * R) ** p, (8 * K * R) ** -p]),
+    checks.by_visit: lambda x, g: torch.einsum("rto,rti->roi", g, x),
+    checks.smallest_exponent: lambda gamma, sign_like: 0.5 if sign_like else (1 + gamma) / 4,
 }
 
 # What the answer computes instead, and what the reader is told.
@@ -680,6 +685,40 @@ WRONG = {
         "K loops only": (lambda step, h0, n, K: detached(step, h0, min(n, K), K), "of 5 loops, K=2: 0% of"),
         "the start": (lambda *a: detached(*a) + 0 * a[1] + (a[1] - a[1].detach()), "K=2: a gradient reaches the start"),
         "a list": (lambda *a: detached(*a).tolist(), "expected a tensor, got list"),
+    },
+    # chapter 6
+    checks.deeploop_visit: {
+        "alpha on the branch": (
+            lambda x, f, alpha: toy.normalize(x + alpha * f(toy.normalize(x))),
+            "at d=4, alpha=2: .* of the values agree",
+        ),
+        "one norm": (lambda x, f, alpha: toy.normalize(alpha * x + f(x)), "at d=4, alpha=2"),
+        "no closing norm": (lambda x, f, alpha: alpha * x + f(toy.normalize(x)), "at d=4, alpha=2"),
+    },
+    checks.multipliers: {
+        "the blocks alone": (lambda K, R, p: torch.tensor([(2 * K) ** p, (8 * K) ** -p]), "at K=2, R=8, p=0.25"),
+        "swapped": (lambda K, R, p: torch.tensor([(8 * K * R) ** -p, (2 * K * R) ** p]), "at K=1, R=1, p=0.25"),
+        "DeepLoop's for both": (
+            lambda K, R, p: torch.tensor([(2 * K * R) ** 0.5, (8 * K * R) ** -0.5]),
+            "at K=1, R=1, p=0.25",
+        ),
+    },
+    checks.by_visit: {
+        "summed over the visits": (lambda x, g: torch.einsum("rto,rti->oi", g, x), "of 1 visits.*: expected shape"),
+        "transposed": (lambda x, g: torch.einsum("rto,rti->rio", g, x), "of 1 visits.*: expected shape"),
+        "mean over the tokens": (
+            lambda x, g: torch.einsum("rto,rti->roi", g, x) / x.shape[1],
+            "of 1 visits, 2 tokens.*: 0% of the values",
+        ),
+        "another visit's input": (
+            lambda x, g: torch.einsum("rto,rti->roi", g, x.flip(0)),
+            "of 4 visits.*: .* of the values agree",
+        ),
+    },
+    checks.smallest_exponent: {
+        "for any step": (lambda gamma, sign_like: (1 + gamma) / 4, "of a sign-like step, gamma=0: .* off by"),
+        "halves": (lambda gamma, sign_like: (1 + gamma) / 2, "of a gradient step, gamma=0: .* off by"),
+        "DeepLoop's": (lambda gamma, sign_like: 0.5, "of a gradient step, gamma=0: .* off by"),
     },
 }
 

@@ -1,12 +1,13 @@
 """The ledger: verdicts that follow from numbers, every claim of the seconds tier measured, a record that keeps."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from minilooped import claims, cli, toy
+from minilooped import claims, cli, sweep, toy
 from minilooped.claims import CLAIMS, PAPERS, Band, Claim, Measured, exactly, verdict
 from minilooped.model import RULES, LoopedGPT
 from minilooped.provenance import provenance
@@ -203,3 +204,27 @@ def test_the_tier_chooses(capsys):
     assert claims.select(["P1-b-model"]) == [CLAIMS["P1-b-model"]]
     status, out, _ = run(capsys, "--tier", "gpu")
     assert status == 0 and out.count(" needs a GPU  ") == len(claims.select(tier="gpu"))
+
+
+# -- chapter 6 ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told:
+    """A task whose losses are made up: none is best at 0.1 in the mean, though not for seed 2; deeploop at 0.2."""
+
+    def __call__(self, trial: sweep.Trial) -> float:
+        best = {"none": 0.1, "deeploop": 0.2}[trial.rule]
+        return (
+            trial.n_loop
+            + (0.0 if trial.lr == best else [0.5, -0.1][trial.seed - 1])
+            + 0.01 * trial.seed * (best == 0.1)
+        )
+
+
+def test_models_are_compared_each_at_its_best_learning_rate_in_the_mean_over_seeds(tmp_path, monkeypatch):
+    path = tmp_path / "sweep.csv"
+    sweep.sweep(sweep.grid(["none", "deeploop"], [2], [1, 3], [0.1, 0.2], [1, 2]), Told(), path)
+    monkeypatch.setattr(claims, "COMPARISON", path)
+    found = claims.compared_loss({"rules": (("none", 3), ("deeploop", 3)), "rounds": (("none", 3), ("none", 1))})
+    assert found["rules"] == pytest.approx((0.015, 0.005, 0.025)) and found["rounds"] == pytest.approx((2, 2, 2))

@@ -968,3 +968,53 @@ def test_agreement_draws_a_line_for_each_way():
     ax = plots.agreement([1, 5], {"cut": [0.9, 0.8], "segments": [0.9, 0.5]}, title="K = 3")
     assert [line.get_ydata().tolist() for line in ax.lines] == [[0.9, 0.8], [0.9, 0.5]]
     assert ax.get_ylim()[0] == 0 and ax.get_title() == "K = 3"
+
+
+# -- chapter 6 ---------------------------------------------------------------------------------------------------------
+
+
+def test_multiplier_explorer_opens_on_its_static_twin_and_follows_its_controls(shown):
+    box = widgets.multiplier_explorer()
+    widgets.draw_multipliers()
+    p, K, R, sign_like, _ = box.children
+    p.value, K.value, R.value, sign_like.value = 0.25, 12, 64, True
+    widgets.draw_multipliers(p=0.25, K=12, R=64, sign_like=True)
+    assert np.array_equal(png(shown[0]), png(shown[1])) and np.array_equal(png(shown[-2]), png(shown[-1]))
+    moves = [png(image) for image in (shown[0], *shown[2:-1])]
+    assert len(moves) == 5 and all(not np.array_equal(a, b) for a, b in itertools.pairwise(moves))
+
+
+def test_multipliers_shows_the_numbers_of_the_rules_and_of_the_toy(shown, monkeypatch):
+    drawn, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda ax, path: drawn.append(ax) or save(ax, path))
+    for rule, p in (("deepnorm", 0.25), ("deeploop", 0.5)):
+        widgets.draw_multipliers(p, K=12, R=8)
+        row = RULES[rule](LoopedConfig(n_layer=12, n_loop=8))
+        formulas, measured = drawn[-1].figure.axes
+        alpha, beta, ratio, aligned, unrelated = (line.get_ydata()[3] for line in formulas.lines[:5])  # R = 8
+        assert (alpha, beta, ratio) == pytest.approx((row.skip, row.init_gain, row.init_gain / row.skip))
+        assert (aligned, unrelated) == pytest.approx((2 * 96 * 8 * ratio**2, 2 * 96 * ratio**2))
+        assert f"p = {p:g}, K = 12, R = 8: α = {alpha:.4g}, β = {beta:.3g}" in shown[-1].alt
+        assert f"(β/α)² = {aligned:.3g}" in shown[-1].alt
+        for line, tied in zip(measured.lines, (True, False), strict=False):
+            change = toy.post_norm_change(16, p, tied=tied, d=32, seeds=4)
+            assert line.get_ydata()[2] == pytest.approx(change.log().mean().exp().item())
+    slopes = [float(x) for x in re.search(r"slopes tied (\S+), untied (\S+) in R", shown[-1].alt).groups()]
+    assert slopes == pytest.approx([0, -1], abs=0.1)
+
+
+def test_a_move_of_the_multiplier_explorer_takes_little_time(shown):
+    p, *_ = widgets.multiplier_explorer().children
+    before = time.process_time()
+    p.value = 0.25
+    assert time.process_time() - before < SECONDS_PER_MOVE
+
+
+def test_norms_by_visit_and_values_by_rule_draw_their_arrays():
+    left, right = plots.norms_by_visit({"none": [1.0, 2.0]}, {"none": [0.5, 0.25]}, title="t")
+    assert left.lines[0].get_xydata().tolist() == [[1, 1], [2, 2]]
+    assert right.lines[0].get_xydata().tolist() == [[1, 0.5], [2, 0.25]]
+    ax = plots.values_by_rule([1, 8], {"none": [[1.0, 2.0], [3.0, 6.0]]}, xlabel="R", ylabel="loss")
+    assert ax.lines[0].get_xydata().tolist() == [[1, 2], [8, 4]] and ax.get_xlabel() == "R"
+    band = ax.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == 1 and band[:, 1].max() == 6
