@@ -20,8 +20,9 @@ from unittest.mock import patch
 import ipywidgets
 import torch
 
-from minilooped import probes, sweep, widgets
-from minilooped.model import LoopedConfig
+from minilooped import ablation, probes, sweep, widgets
+from minilooped.data import CharTokenizer
+from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.provenance import provenance
 
 OUT = Path(__file__).parents[1] / "data" / "results" / "sliders.json"
@@ -31,6 +32,9 @@ ROUNDS = 3
 DIAL = [probes.Dial(n_loop, 2 + 1 / n_loop, "To be, or not to be\n" * 6) for n_loop in range(1, 9)]
 SWEPT = sweep.grid(("none", "sqrt", "inverse"), (2,), (1, 2, 4, 8), [2.0**-k for k in range(5, 12)], (0, 1, 2))
 SMALL = LoopedConfig(vocab_size=64, block_size=32, n_layer=1, n_head=4, n_embd=64)
+LETTERS = CharTokenizer("".join(map(chr, range(32, 96))))
+ROUTED = replace(SMALL, n_layer=2, n_loop=6, n_expert=8)
+TEXTS = ("TO BE, OR NOT TO BE", "THE PLAY IS THE THING")
 
 
 def costs() -> list[probes.Cost]:
@@ -46,16 +50,33 @@ WIDGETS: dict[str, Callable[[], ipywidgets.VBox]] = {
     "gram_heatmap": widgets.gram_heatmap,
     "lr_sweep_browser": lambda: widgets.lr_sweep_browser({trial: 2 + 100 * abs(trial.lr - 2**-8) for trial in SWEPT}),
     "rule_explorer": widgets.rule_explorer,
+    "multiplier_explorer": widgets.multiplier_explorer,
+    "router_map": lambda: widgets.router_map(
+        {router: LoopedGPT(replace(ROUTED, router=router)) for router in ("shared", "per_loop")}, LETTERS, TEXTS[0]
+    ),
+    "loom_switchboard": lambda: widgets.loom_switchboard([]),
+    "segment_cutter": widgets.segment_cutter,
     "visit_explorer": lambda: widgets.visit_explorer({"64 loops": probes.first_steps(replace(SMALL, n_loop=64))}),
 }
 
 
 def settings(control: ipywidgets.Widget) -> tuple[str, Sequence[Any]]:
     """The trait that a move sets, and its values from first to last."""
+    if isinstance(control, ipywidgets.Checkbox):
+        return "value", (False, True)
+    if isinstance(control, ipywidgets.Text):
+        return "value", TEXTS
     if hasattr(control, "options"):
         return "index", range(len(control.options))
     n_steps = round((control.max - control.min) / control.step)
     return "value", [control.min + i * control.step for i in range(n_steps + 1)]
+
+
+def forget() -> None:
+    """Empty the switchboard's memory, but for the two curves that it always shows: a first visit is what counts."""
+    widgets._variance.cache_clear()
+    for parts in (("expert norm",), tuple(ablation.PARTS)):
+        widgets._variance(parts)
 
 
 def seconds_per_move(open_widget: Callable[[], ipywidgets.VBox]) -> dict[tuple, tuple[float, float]]:
@@ -74,6 +95,7 @@ def seconds_per_move(open_widget: Callable[[], ipywidgets.VBox]) -> dict[tuple, 
                     if value == getattr(moved, trait):
                         continue  # no move
                     pictures.clear()
+                    forget()
                     cpu, wall = time.process_time(), time.perf_counter()
                     setattr(moved, trait, value)
                     took = time.process_time() - cpu, time.perf_counter() - wall
