@@ -833,9 +833,9 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "smallest after 10 steps, over 1/√d": Band(-1.25, 0), "largest after 10 steps, over 1/√d": Band(0, 1.25),
         },
         untied_cosines_of_model,
-        note="Here ten steps on one batch turn the blocks a little towards each other, the first ones most. The first bands "
-        "of P1-d-model asked this too, and failed; it stands apart since, and its bands were set after a look at the "
-        "untrained model.",
+        note="Here ten steps on one batch turn the blocks a little towards each other, the first ones most. The "
+        "first bands of P1-d-model asked this too, and failed; it stands apart since, and its bands were set after a "
+        "look at the untrained model.",
     ),
     Claim(
         "P1-e-model", "The same in a transformer: one step's change grows like N, like √N with 1/√N, hardly with 1/N.",
