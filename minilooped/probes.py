@@ -189,7 +189,6 @@ class Plane:
         return (self.rms.amax(0) / self.rms.amin(0)).max().item()
 
 
-@torch.random.fork_rng(devices=[])
 @torch.no_grad()
 def growth_plane(
     config: LoopedConfig, n_layers: Sequence[int], n_loops: Sequence[int], *, seeds: Sequence[int] = (0,)
@@ -203,10 +202,8 @@ def growth_plane(
     for s, seed in enumerate(seeds):
         for i, n_layer in enumerate(n_layers):
             for j, n_loop in enumerate(n_loops):
-                torch.manual_seed(seed)
-                model = LoopedGPT(replace(config, n_layer=n_layer, n_loop=n_loop)).eval()
-                idx = torch.randint(config.vocab_size, (2, config.block_size))  # (B, T)
-                start, end = model.embed(idx), model(idx, return_states=True)[2][-1]  # (B, T, C) each
+                model, idx = fresh(replace(config, n_layer=n_layer, n_loop=n_loop), seed, (2, config.block_size))
+                start, end = model.embed(idx), model.eval()(idx, return_states=True)[2][-1]  # (B, T, C) each
                 ends[:, s, i, j] = torch.stack((end, end - start)).square().mean((1, 2, 3)).sqrt()
     return Plane(*ends.mean(1))
 
@@ -353,15 +350,24 @@ def load_cosine(loads: Tensor) -> Tensor:
     return torch.einsum("nle,mle->nml", unit, unit)
 
 
+def experts_in_common(choices: Tensor, n_expert: int) -> tuple[Tensor, Tensor]:
+    """How many of a token's experts two loops share, (N, N, L, S) with 0..k in it, for choices (N, L, B, T, k).
+
+    With it the choices as ones and zeros, (N, L, S, E), for the S = B * T tokens.
+    """
+    N, L, *_, k = choices.shape
+    choices = choices.reshape(N, L, -1, k)  # (N, L, S, k)
+    chosen = torch.zeros(*choices.shape[:3], n_expert, dtype=torch.float64, device=choices.device)
+    chosen.scatter_(-1, choices, 1.0)
+    return torch.einsum("nlse,mlse->nmls", chosen, chosen), chosen
+
+
 def expert_overlap(choices: Tensor, n_expert: int) -> Tensor:
     """Share of a token's k experts that two loops have in common, mean over tokens. (N, L, B, T, k) -> (N, N, L)
 
     1 on the diagonal. Two routers that know nothing of each other have k / n_expert in common, if both are balanced.
     """
-    N, L, *_, k = choices.shape
-    chosen = torch.zeros(N, L, choices[0, 0, ..., 0].numel(), n_expert, dtype=torch.float64, device=choices.device)
-    chosen.scatter_(-1, choices.reshape(N, L, -1, k), 1.0)  # (N, L, B * T, E), a one for each chosen expert
-    return torch.einsum("nlse,mlse->nml", chosen, chosen) / (chosen.shape[2] * k)
+    return experts_in_common(choices, n_expert)[0].mean(-1) / choices.shape[-1]
 
 
 # Chapter 7: the same questions, asked so that chance cannot answer them
@@ -428,13 +434,11 @@ def agreement(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> Agree
     with watched(model, routers, lambda module, seen, routing: inputs.append(at_least_float32(seen[0]))):
         model(idx, n_loop=n_loop)
     unit = nn.functional.normalize(torch.stack(inputs), dim=-1).unflatten(0, loads.shape[:2])  # (N, L, S, C)
-    chosen = torch.zeros(*loads.shape[:2], idx.numel(), config.n_expert)
-    chosen.scatter_(-1, choices.flatten(2, 3).cpu(), 1.0)  # (N, L, S, E), a one for each chosen expert
-    common = torch.einsum("nlse,mlse->nmls", chosen, chosen)  # experts that two loops share, 0..k
+    common, chosen = experts_in_common(choices.cpu(), config.n_expert)
     return Agreement(
         top_k=config.top_k,
         loads=loads.cpu(),
-        overlap=expert_overlap(choices, config.n_expert).cpu(),
+        overlap=common.mean(-1) / config.top_k,
         jaccard=(common / (2 * config.top_k - common)).mean(-1),
         seen=torch.einsum("nlsc,mlsc->nml", unit, unit).cpu() / idx.numel(),
         distinct=chosen.amax(0).sum(-1).mean(-1),
