@@ -30,7 +30,7 @@ from minilooped.train import sample
 
 N_LOOPS = (1, 2, 3, 5)  # not each the next, so that a position and its loop count are told apart
 TRAINED = 2
-SECONDS_PER_MOVE = 1.0  # of CPU time: three times the bar, which benchmarks/sliders.py holds, for a busy machine
+SECONDS_PER_MOVE = 2 / 3  # of CPU time: twice what a move may take before a reader feels it
 
 
 @pytest.fixture(scope="module")
@@ -312,10 +312,12 @@ def test_rule_plane_shows_the_numbers_of_the_probe(rule, shown, monkeypatch):
 
 def test_a_move_of_the_rule_explorer_takes_little_time(shown):
     rule = controls_of(widgets.rule_explorer())["rule"]
-    for name in ("deeploop", "none", "layernorm_scaling"):
+    took: dict[str, list[float]] = {}
+    for name in ("deeploop", "none", "layernorm_scaling") * 2:  # a busy machine slows single moves
         started = time.process_time()
         rule.value = name
-        assert time.process_time() - started < SECONDS_PER_MOVE
+        took.setdefault(name, []).append(time.process_time() - started)
+    assert all(min(seconds) < SECONDS_PER_MOVE for seconds in took.values())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
