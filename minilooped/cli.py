@@ -1,4 +1,4 @@
-"""The command line: ``minilooped train | sample | prepare | sweep | claims | export | import``.
+"""The command line: ``minilooped train | plan | sample | prepare | sweep | claims | export | import``.
 
 Each command's options are the fields of a typed dataclass, its help their comments. torch is imported by the command
 that needs it, so that ``minilooped --help`` answers at once.
@@ -294,8 +294,41 @@ def import_(argv: list[str]) -> int:
     return 0
 
 
+def plan(argv: list[str]) -> int:
+    """say what a training run will take: parameters, operations, memory, hours"""
+    import tyro
+
+    from .model import LoopedConfig
+    from .plan import plan as page
+    from .presets import PRESETS
+    from .train import TrainConfig
+
+    @dataclass(frozen=True)
+    class Start:
+        preset: Literal[tuple(PRESETS)] = "gpt2-small-loop"  # the settings to start from
+
+    @dataclass(frozen=True)
+    class Plan(Start):
+        """Say what a training run will take. Every setting of the preset can be changed, as for `minilooped train`."""
+
+        gpu: str | None = None  # the GPU, as in A100; None: the one that is here, else a few for comparison
+        gpu_memory: float | None = None  # gigabytes that it has: the micro-batch is then made to fit
+        mfu: float = 0.4  # the share of its best that is expected
+        model: tyro.conf.OmitArgPrefixes[LoopedConfig] = LoopedConfig()
+        train: tyro.conf.OmitArgPrefixes[TrainConfig] = TrainConfig()
+
+    prog = "minilooped plan"
+    start, _ = tyro.cli(Start, prog=prog, args=argv, add_help=False, return_unknown_args=True)
+    preset = PRESETS[start.preset]
+    default = Plan(start.preset, model=preset.model, train=preset.train)
+    asked = tyro.cli(Plan, prog=prog, args=argv, default=default)
+    print(page(asked.model, asked.train, gpu=asked.gpu, mfu=asked.mfu, gpu_memory=asked.gpu_memory))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "plan": plan,
     "sample": sample,
     "prepare": prepare,
     "claims": claims,

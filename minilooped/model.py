@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple, get_args, get_origin
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Configuration
@@ -77,6 +78,10 @@ class LoopedConfig:
     moe_out_norm: bool = False  # LOOM: learned RMSNorm on the MoE output
 
     segment: int | None = None  # loops per segment of segmented backprop; None: ordinary backprop
+
+    # Two ways to save memory in training that change no result.
+    recompute_loops: bool = False  # activation checkpointing: hold each loop's start only, and run it again backwards
+    loss_chunk: int | None = None  # tokens whose logits are there at a time; None: all. For large vocabularies
 
     def __post_init__(self):
         def need(ok: bool, message: str):
@@ -250,6 +255,16 @@ def make_norm(config: LoopedConfig) -> nn.Module:
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """logits (S, V), targets (S,), -100 is ignored -> (), the sum over the targets, in float32 or better."""
+    return F.cross_entropy(at_least_float32(logits), targets, reduction="sum")
+
+
+def counted(targets: Tensor) -> Tensor:
+    """How many targets count, (); 1 where all are ignored, so that their loss is 0 and not NaN."""
+    return (targets != -100).sum().clamp_min(1)
 
 
 def rotary_table(block_size: int, head_size: int, base: float = 10000.0) -> Tensor:
@@ -601,6 +616,39 @@ class LoopedGPT(nn.Module):
         global memory, None in the first loop; start: position of the first token. Returns the stream, the global
         memory and one routing per layer.
         """
+        if self.config.recompute_loops and torch.is_grad_enabled() and cache is None:
+            return self._recomputed_loop(h, loop, x0, global_ema, start)
+        return self._run_loop(h, loop, x0, global_ema, start, cache)
+
+    def _recomputed_loop(
+        self, h: Tensor, loop: int, x0: Tensor, global_ema: EMA | None, start: int
+    ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
+        """A loop of which nothing is held but its inputs: the backward pass runs it a second time."""
+        routers = [block.mlp.router for block in self.blocks if self.config.n_expert]
+        first_biases = [router.bias.clone() for router in routers]
+
+        def run(*inputs):
+            # By the second time the selection biases have moved, and the experts chosen must be the first time's.
+            biases = [router.bias for router in routers]
+            try:
+                for router, bias in zip(routers, first_biases, strict=True):
+                    router.bias = bias
+                return self._run_loop(*inputs)
+            finally:
+                for router, bias in zip(routers, biases, strict=True):
+                    router.bias = bias
+
+        return checkpoint(run, h, loop, x0, global_ema, start, use_reentrant=False, preserve_rng_state=False)
+
+    def _run_loop(
+        self,
+        h: Tensor,
+        loop: int,
+        x0: Tensor,
+        global_ema: EMA | None,
+        start: int,
+        cache: KVCache | None = None,
+    ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
         config, in_gain, rope, memory, routings = self.config, self.row.in_gain, None, None, []
         if config.reinject and loop > 0:
             h = torch.lerp(h, x0, self.reinjection_gain(loop))
@@ -621,6 +669,24 @@ class LoopedGPT(nn.Module):
         """Read the stream out: final norm and head, (B, T, C) -> (B, T, V). Works on the state after any loop."""
         return F.linear(self.final_norm(h), self.wte.weight if self.head is None else self.head.weight)
 
+    def cross_entropy(self, h: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the read-out: h (B, T, C), targets (B, T), -100 is ignored -> (), nats per target that counts.
+
+        With `loss_chunk` the logits of that many tokens are there at a time, and the backward pass makes them again.
+        """
+        h, targets = h.flatten(0, 1), targets.flatten()  # (S, C), (S,)
+        size = self.config.loss_chunk or len(h)
+
+        def summed(h: Tensor, targets: Tensor) -> Tensor:
+            return summed_cross_entropy(self.logits(h), targets)
+
+        if size >= len(h):
+            total = summed(h, targets)
+        else:
+            chunks = zip(h.split(size), targets.split(size), strict=True)
+            total = sum(checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks)
+        return total / counted(targets)
+
     def forward(
         self,
         idx: Tensor,
@@ -628,13 +694,15 @@ class LoopedGPT(nn.Module):
         *,
         n_loop: int | None = None,
         return_states: bool = False,
+        return_logits: bool = True,
         cache: KVCache | None = None,
-    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, list[Tensor]]:
+    ) -> tuple[Tensor | None, Tensor | None] | tuple[Tensor | None, Tensor | None, list[Tensor]]:
         """Run all loops once. Returns (logits, loss), and the states too if asked for.
 
         idx: (B, T) int64, T <= block_size; targets: (B, T) int64, -100 is ignored.
         n_loop: another loop count at test time. The rule's multipliers stay those of the trained count, routers beyond
             it reuse the last one, re-injection goes on by its formula.
+        return_logits: False gives None in their place, which saves memory where `loss_chunk` is set.
         cache: a KVCache that holds the positions before idx; idx is appended to it.
         logits: (B, T, V); loss: (), cross-entropy in nats per token, in train mode plus the experts' auxiliary losses,
             or None without targets; states: N tensors (B, T, C), the stream after each loop, before the final norm.
@@ -651,8 +719,13 @@ class LoopedGPT(nn.Module):
                 states.append(h)
         if cache is not None:
             cache.length += idx.shape[1]
-        logits = self.logits(h)
-        loss = None if targets is None else self._loss(logits, targets, routings)
+        logits, loss = self.logits(h) if return_logits else None, None
+        if targets is not None and return_logits:
+            loss = summed_cross_entropy(logits.flatten(0, 1), targets.flatten()) / counted(targets)
+        elif targets is not None:
+            loss = self.cross_entropy(h, targets)
+        if loss is not None:
+            loss = self._with_aux_loss(loss, routings)
         self._move_biases(routings)
         return (logits, loss, states) if return_states else (logits, loss)
 
@@ -678,15 +751,16 @@ class LoopedGPT(nn.Module):
             for loop in loops:
                 h, global_ema, routed = self.run_loop(h, loop, x0, global_ema)
                 routings.append(routed)
-            loss = self._loss(self.logits(h), targets, routings)
+            loss = self._with_aux_loss(self.cross_entropy(h, targets), routings)
             self._move_biases(routings)
-            yield loss
+            # Of what this segment made, the stream and the global memory are all that waits for the next one.
             h = h.detach()
             global_ema = None if global_ema is None else EMA(global_ema.total.detach(), global_ema.weight)
+            del x0, routings, routed
+            yield loss
+            del loss
 
-    def _loss(self, logits: Tensor, targets: Tensor, routings: list[list[Routing | None]]) -> Tensor:
-        total = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), reduction="sum")
-        loss = total / (targets != -100).sum().clamp_min(1)  # -100 is ignored; all ignored is a loss of 0, not NaN
+    def _with_aux_loss(self, loss: Tensor, routings: list[list[Routing | None]]) -> Tensor:
         if self.training and self.config.n_expert:
             loss = loss + torch.stack([r.aux_loss for routed in routings for r in routed]).mean()
         return loss

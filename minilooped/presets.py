@@ -87,7 +87,9 @@ SHAKESPEARE_MOE = Preset(
 
 # GPT-2 small. A step of 491,520 tokens, as GPT-2 reproductions use. l_ref = n_layer: at N = 1 the branch is then 1.
 GPT2_SMALL = Preset(
-    LoopedConfig(n_layer=12, n_loop=1, n_head=12, n_embd=768, block_size=1024, rule="factored", l_ref=12),
+    LoopedConfig(
+        n_layer=12, n_loop=1, n_head=12, n_embd=768, block_size=1024, rule="factored", l_ref=12, loss_chunk=4096
+    ),
     TrainConfig(
         name="gpt2-small",
         tokenizer="gpt2",
@@ -110,7 +112,7 @@ def _gpt2(name: str, **changes) -> Preset:
 # LOOM's smaller setting (10 blocks of width 512, 9 loops, about 10 billion tokens) with GPT-2's tokenizer and less than
 # half its 1,048,576 tokens per step; the learning rate is lowered by the square root of that. 315 million parameters.
 LOOM_SMALL = Preset(
-    replace(LOOM_PARTS, n_layer=10, n_loop=9, n_head=8, n_embd=512, n_inner=512, block_size=1024),
+    replace(LOOM_PARTS, n_layer=10, n_loop=9, n_head=8, n_embd=512, n_inner=512, block_size=1024, loss_chunk=4096),
     replace(
         GPT2_SMALL.train,
         name="loom-small",

@@ -31,6 +31,7 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
 
 from .checkpoint import (
@@ -86,6 +87,7 @@ class TrainConfig:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # of matrix products; weights stay float32
     threads: int | None = None  # CPU threads; None: torch's own choice
     compile: bool = False  # compile the block, once for all loops: pays on a GPU, takes a minute to start
+    peak_tflops: float | None = None  # the device's best, for the share of it that is used; None: known for some GPUs
 
     def __post_init__(self):
         def need(ok: bool, name: str, rule: str):
@@ -111,13 +113,14 @@ class TrainConfig:
         need(0 <= self.beta2 < 1, "beta2", "in [0, 1)")
         need(self.grad_clip >= 0, "grad_clip", ">= 0")
         need(self.threads is None or self.threads >= 1, "threads", ">= 1, or None")
+        need(self.peak_tflops is None or 0 < self.peak_tflops < math.inf, "peak_tflops", "a finite number > 0, or None")
 
 
-# What a resumed run may change: where it lies and runs, how long it goes on, how often it reports. A new `max_steps`
-# moves the schedule: from there on the learning rate is that of a run of the new length.
+# What a resumed run may change: where it lies and runs, what memory it takes, how long it goes on, how often it
+# reports. A new `max_steps` moves the schedule: from there on the learning rate is that of a run of the new length.
 FREE_ON_RESUME = (
     "name", "runs", "max_steps", "log_every", "eval_every", "eval_batches", "sample_every", "save_every",
-    "device", "threads", "compile",
+    "device", "threads", "compile", "peak_tflops", "recompute_loops", "loss_chunk",
 )  # fmt: skip
 
 
@@ -174,6 +177,44 @@ def cpu_has_bfloat16() -> bool:
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
+# Dense bfloat16 products with float32 sums, as the makers' data sheets give them (without sparsity), in 1e12 operations
+# a second. The first name that occurs in the device's name counts.
+PEAK_TFLOPS = {
+    "B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362,
+    "L40": 181, "L4": 121, "A40": 150, "A10G": 70, "A10": 125, "A6000": 155, "RTX 5090": 209, "RTX 4090": 165,
+    "RTX 3090": 71,
+}  # fmt: skip
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """The best that a GPU can do in bfloat16, in TFLOP/s, by its name; None if it is not in the table."""
+    return next((float(peak) for name, peak in PEAK_TFLOPS.items() if name in device_name), None)
+
+
+class AttentionCalls(TorchDispatchMode):
+    """Notes the fused attention kernels that run inside, with the type of their inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if "scaled_dot_product" in name:
+            kernel = name.strip("_").removeprefix("scaled_dot_product_")
+            self.kernels.append(f"{kernel} kernel in {str(args[0].dtype).removeprefix('torch.')}")
+        return func(*args, **(kwargs or {}))
+
+
+def attention_kernel(
+    model: LoopedGPT, idx: Tensor, autocast: Callable[[], AbstractContextManager] = nullcontext
+) -> str:
+    """Which attention ran for tokens idx (B, T), and in which type: one forward is made to see it."""
+    with evaluating(model), AttentionCalls() as calls, autocast():
+        model(idx, n_loop=1, return_logits=False)
+    return calls.kernels[0] if calls.kernels else "plain matrix products"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -325,7 +366,8 @@ def evaluate(model: LoopedGPT, batches: Iterable[tuple[Tensor, Tensor]], n_loop:
     with evaluating(model):
         for x, y in batches:
             valid = int((y != -100).sum())
-            total += model(x.to(device), y.to(device), n_loop=n_loop)[1].item() * valid
+            loss = model(x.to(device), y.to(device), n_loop=n_loop, return_logits=False)[1]
+            total += loss.item() * valid
             count += valid
     total, count = sum_over_processes(torch.tensor((total, count), dtype=torch.float64)).tolist()
     return total / count
@@ -409,24 +451,53 @@ def set_random_state(state: dict[str, Any]):
 
 
 def rehearse(
-    next_loss: nn.Module, batches: list[tuple[Tensor, Tensor]], autocast: Callable[[], AbstractContextManager]
+    next_loss: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    reserve: int = 0,
 ):
-    """One forward and backward, of which no trace remains: what fails, fails before training."""
+    """One forward and backward, of which no trace remains: what fails, fails before training.
+
+    reserve: bytes to keep free meanwhile, for what only the first update will make. Raises MemoryError where the device
+    has not enough.
+    """
     model = raw_model(next_loss)
     random_before, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
     try:
+        kept_free = torch.empty(reserve, dtype=torch.uint8, device=model.wte.weight.device)
         for _ in accumulate(next_loss, batches, autocast):
             pass
+        del kept_free
     except torch.OutOfMemoryError as error:
         raise MemoryError(
             "one step does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
-            "factor, or lower block_size or n_loop, or set segment"
+            "factor, or set recompute_loops, loss_chunk or segment, or lower block_size or n_loop"
         ) from error
     finally:
         model.zero_grad()
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
         set_random_state(random_before)
+
+
+def fit_micro_batch(
+    config: TrainConfig, rehearsal: Callable[[int], None], say: Callable[[str], None] = print
+) -> TrainConfig:
+    """Halve `batch_size` and double `grad_accum` until `rehearsal(batch_size)` raises no MemoryError.
+
+    A step keeps its tokens, its gradient and its learning rate. A batch that can't be halved, or is shared by several
+    processes, raises the MemoryError.
+    """
+    while True:
+        try:
+            rehearsal(config.batch_size)
+            return config
+        except MemoryError:
+            if config.batch_size % 2 or world_size() > 1:
+                raise
+        # Here, and not above: an exception that is being handled holds the memory of all that led to it.
+        config = replace(config, batch_size=config.batch_size // 2, grad_accum=config.grad_accum * 2)
+        say(f"notice   a micro-batch did not fit: batch_size {config.batch_size}, grad_accum {config.grad_accum} now")
 
 
 def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
@@ -475,6 +546,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         say(f"device   {device.type}: {device_reason}")
         say(f"dtype    {str(dtype).removeprefix('torch.')}: {dtype_reason}")
         say(f"threads  {machine['threads']}" + (f" in each of {n_processes} processes" if n_processes > 1 else ""))
+        peak = config.peak_tflops or (peak_tflops(torch.cuda.get_device_name()) if device.type == "cuda" else None)
 
         # -- data, model, optimizer --
         corpus = load_corpus(config.data, config.tokenizer)
@@ -505,7 +577,8 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         say(f"data     {corpus.name}: {len(corpus.train):,} tokens to train on, {len(corpus.val):,} to validate on")
         say(
             f"model    {model_config.n_layer} blocks x {model_config.n_loop} loops, "
-            f"{model.num_params():,} parameters, rule {model_config.rule}"
+            f"{model.num_params():,} parameters, rule {model_config.rule}, "
+            f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token"
         )
         say(
             f"batch    {config.batch_size * config.grad_accum} sequences x {model_config.block_size} = "
@@ -564,14 +637,26 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             eager = partial(torch.compiler.set_stance, "force_eager")
             for block in model.blocks:
                 block.compile()  # in place: the names in the state dict stay as they are
+
+        def rehearsal(batch_size: int):
+            batch = next(draw(corpus.train, batch_size=batch_size))
+            moments = 0 if resume else 8 * model.num_params()  # two of float32, with the first update
+            rehearse(next_loss, [batch], autocast, moments)
+
         try:
-            rehearse(next_loss, [next(draw(corpus.train))], autocast)
+            config = fit_micro_batch(config, rehearsal, say)
         except Exception as error:
             if not config.compile or isinstance(error, MemoryError):
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".partition("\n\n")[0].split())
             say(f"compile  failed, going on without it ({reason})")
             cleanup.enter_context(eager())
+            config = fit_micro_batch(config, rehearsal, say)
+        with eager():
+            window = next(draw(corpus.train))[0][:1].to(device)
+            say(f"kernel   attention: {attention_kernel(model, window, autocast)}")
+        stream.batch_size = config.batch_size
+        settings["train"] = asdict(config)
 
         # -- the folder --
         if not resume:
@@ -637,11 +722,19 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                 if due(config.save_every) or finished or stopped:
                     last_good = save()
                 speed = (step - first_step) * tokens_per_step / (seconds - first_second)
-                bar.set_postfix({"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}, refresh=False)
+                progress = {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+                if peak is not None:
+                    used = speed * model.flops_per_token() / (n_processes * peak * 1e12)
+                    progress["MFU"] = f"{used:.1%}"
+                bar.set_postfix(progress, refresh=False)
                 bar.update()
 
         # -- the end --
         model.eval()
+        say(
+            f"speed    {speed:,.0f} tokens/s"
+            + (f", MFU {used:.1%} of {n_processes} x {peak:g} TFLOP/s" if peak is not None else "")
+        )
         go_on = f"{shell_command()} train --resume {shlex.quote(str(run))}"
         if stopped:
             say(f"Stopped after step {step} of {config.max_steps}; saved {last_good}. To go on:\n    {go_on}")

@@ -29,7 +29,9 @@ from minilooped.train import (
     StopSignal,
     TrainConfig,
     accumulate,
+    attention_kernel,
     evaluate,
+    fit_micro_batch,
     learning_rate,
     loop_rms,
     pick_device,
@@ -683,6 +685,72 @@ def test_a_step_that_does_not_fit_fails_before_training_and_names_the_knobs(tmp_
         train(DENSE, settings(tmp_path))
     assert all(knob in str(failure.value) for knob in ("batch_size", "grad_accum", "block_size", "n_loop", "segment"))
     assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved_and_the_run_is_the_same(tmp_path, monkeypatch, capsys):
+    whole = train(DENSE, settings(tmp_path, name="whole", batch_size=8, dtype="float32"))
+    run_loop = LoopedGPT.run_loop
+
+    def small_device(model, h, *arguments):
+        if torch.is_grad_enabled() and len(h) > 2:
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+        return run_loop(model, h, *arguments)
+
+    monkeypatch.setattr(LoopedGPT, "run_loop", small_device)
+    halved = train(DENSE, settings(tmp_path, name="halved", batch_size=8, dtype="float32"))
+    assert "batch_size 2, grad_accum 4 now" in capsys.readouterr().out
+    stored = read_config(halved.run)["train"]
+    assert (stored["batch_size"], stored["grad_accum"]) == (2, 4)
+    for one, other in zip(halved.history, whole.history, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4) and one["tokens"] == other["tokens"]
+    goes_on = TrainConfig(**stored | dict(name=halved.run.name, max_steps=2 * whole.step))
+    assert train(DENSE, goes_on, resume=True).step == 2 * whole.step
+
+
+def test_an_odd_micro_batch_is_not_halved():
+    def never(batch_size: int):
+        raise MemoryError(f"{batch_size} rows")
+
+    with pytest.raises(MemoryError, match="3 rows"):
+        fit_micro_batch(TrainConfig(batch_size=6), never, lambda line: None)
+
+
+def test_room_is_kept_for_what_the_first_update_makes(monkeypatch):
+    empty = torch.empty
+
+    def full(*size, **options):
+        if size == (10**6,):
+            raise torch.OutOfMemoryError("tried to allocate a megabyte")
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(MemoryError, match="batch_size"):
+        rehearse(NextLoss(tiny_model(DENSE)), [tiny_batch(4)], reserve=10**6)
+
+
+# -- speed -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype, T, kernel", [
+    (torch.float32, 8, "flash_attention_for_cpu kernel in float32"),
+    (torch.bfloat16, 8, "plain matrix products"),
+    (torch.bfloat16, 600, "flash_attention_for_cpu kernel in bfloat16"),
+])  # fmt: skip
+def test_the_attention_that_ran_is_named(dtype, T, kernel):
+    model = tiny_model(replace(DENSE, block_size=T))
+    autocast = partial(torch.autocast, "cpu", dtype=dtype, enabled=dtype != torch.float32)
+    assert attention_kernel(model, torch.zeros(1, T, dtype=torch.int64), autocast) == kernel
+
+
+def test_tokens_per_second_and_the_share_of_the_peak_are_said(tmp_path, capsys):
+    result = train(DENSE, settings(tmp_path, peak_tflops=0.001))
+    said = capsys.readouterr().out
+    speed, share = re.search(r"speed    ([\d,]+) tokens/s, MFU ([\d.]+)% of 1 x 0.001 TFLOP/s", said).groups()
+    expected = int(speed.replace(",", "")) * result.model.flops_per_token() / 1e9
+    assert float(share) == pytest.approx(100 * expected, abs=0.06)
+    assert "kernel   attention: " in said and "MFLOP per token" in said
+    train(DENSE, settings(tmp_path, name="unknown"))
+    assert "MFU" not in capsys.readouterr().out  # no peak is known for a CPU
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
