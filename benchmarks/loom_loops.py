@@ -15,19 +15,16 @@ spike), the validation loss over every eighth window in float32, and the most by
 float32, one thread. About seven minutes; a run that was stopped goes on where it was.
 """
 
-import json
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from minilooped.presets import PRESETS
 from minilooped.probes import batch_bytes
-from minilooped.provenance import provenance
+from minilooped.provenance import record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 
@@ -39,24 +36,6 @@ PLAIN = replace(
     loop_end_norm=False, moe_out_norm=False, segment=None,
 )  # fmt: skip
 TASKS = {"loom": LanguageModel(PRESET.model, TRAIN, 8), "plain": LanguageModel(PLAIN, TRAIN, 8)}
-
-
-def record(path: Path, head: dict[str, Any], runs: Sequence[dict[str, Any]], measure: Callable[..., dict]) -> None:
-    """Add `measure(**run)` to each run and write them to `path` as they come; those that are there are not made again.
-
-    Raises ValueError for a file of other settings, and leaves it as it was.
-    """
-    settings = json.loads(json.dumps(head))
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(settings=settings, runs=[])
-    if stored["settings"] != settings:
-        raise ValueError(f"{path} was recorded with other settings: move it away first")
-    done = [{name: row[name] for name in runs[0]} for row in stored["runs"]]
-    for run in tqdm([run for run in runs if run not in done], unit="run"):
-        stored["runs"].append(run | measure(**run))
-        stored.setdefault("provenance", provenance(f"python benchmarks/{path.stem}.py"))
-        rows = ",\n".join(json.dumps(row) for row in stored["runs"])
-        head = "".join(f'"{name}": {json.dumps(stored[name])},\n' for name in ("provenance", "settings"))
-        path.write_text(f'{{{head}"runs": [\n{rows}\n]}}\n', encoding="utf-8")
 
 
 def measure(arm: str, n_loop: int, seed: int) -> dict[str, Any]:

@@ -1,37 +1,98 @@
-"""Where a recorded result comes from: the part of a result file that lets a reader judge the numbers, and redo them."""
+"""Where a recorded result comes from: the part of a result file that lets a reader judge the numbers, and redo them.
 
+    provenance("python benchmarks/growth.py")      # facts about the code and the machine
+    record(path, settings, runs, measure)          # a file of runs that grows, and goes on where it was
+    gpu_results("data/results/gpu")                # what benchmarks/gpu.py recorded, or None
+"""
+
+import json
 import platform
 import subprocess
+import time
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 
 def provenance(made_by: str) -> dict[str, str | int | None]:
     """Facts about this run: the command, the day, the code and the machine.
 
     made_by: the command that makes the result, as a reader would type it. The commit is None outside a git checkout,
-    and ends in "+" where files that git tracks differ from it.
+    and ends in "+" where files that git tracks differ from it. gpu, cuda and driver are None where torch sees no GPU.
     """
+    gpu = torch.cuda.is_available()
     return dict(
         made_by=made_by,
         date=date.today().isoformat(),
-        commit=_commit(),
+        commit=_first_line("git", "describe", "--always", "--exclude=*", "--dirty=+"),
         python=platform.python_version(),
         torch=str(torch.__version__),
         cpu=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        gpu=torch.cuda.get_device_name() if gpu else None,
+        cuda=torch.version.cuda if gpu else None,
+        driver=_first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         threads=torch.get_num_threads(),
     )
 
 
-def _commit() -> str | None:
+def _first_line(*command: str) -> str | None:
+    """What a program says, run where this code lies; None where it is not there, or fails."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        said = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()
+    return said.stdout.strip().partition("\n")[0]
+
+
+def record(
+    path: Path,
+    settings: dict[str, Any],
+    runs: Sequence[dict[str, Any]],
+    measure: Callable[..., dict[str, Any]],
+    *,
+    made_by: str | None = None,
+    until: float | None = None,
+) -> bool:
+    """Add `measure(**run)` to each run and write them to `path` as they come; those that are there are not made again.
+
+    made_by: the command, for the provenance; None: python benchmarks/NAME.py for a file NAME.json. until: the time by
+    `time.monotonic` from which on no further run is begun. Returns whether all runs are there. Runs that are added
+    later, by other code or on another machine, have their provenance under "extended". A kill loses one run at most.
+    Raises ValueError for a file of other settings, and leaves it as it was.
+    """
+    settings = json.loads(json.dumps(settings))
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(settings=settings, runs=[])
+    if stored["settings"] != settings:
+        raise ValueError(f"{path} was recorded with other settings: move it away first")
+    missing = [run for run in runs if not any(run.items() <= row.items() for row in stored["runs"])]
+    if missing:
+        now = provenance(made_by or f"python benchmarks/{path.stem}.py")
+        known = [stored.setdefault("provenance", now), *stored.get("extended", [])]
+        if not any(now | dict(date=earlier["date"]) == earlier for earlier in known):
+            stored.setdefault("extended", []).append(now)
+    for run in tqdm(missing, desc=path.stem, unit="run"):
+        if until is not None and time.monotonic() >= until:
+            return False
+        stored["runs"].append(run | measure(**run))
+        head = [name for name in ("provenance", "extended", "settings") if name in stored]
+        head = "".join(f'"{name}": {json.dumps(stored[name])},\n' for name in head)
+        rows = ",\n".join(json.dumps(row) for row in stored["runs"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        new.write_text(f'{{{head}"runs": [\n{rows}\n]}}\n', encoding="utf-8")
+        new.replace(path)
+    return True
+
+
+def gpu_results(folder: str | Path) -> dict[str, dict[str, Any]] | None:
+    """What `python benchmarks/gpu.py` left in a folder, by step: its provenance, settings and runs.
+
+    None where nothing has been recorded. A step may be there in part. What the runs of a step hold stands in the
+    script's docstring.
+    """
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*.json"))}
+    return found or None
