@@ -1,8 +1,8 @@
 """Where a recorded result comes from: the part of a result file that lets a reader judge the numbers, and redo them.
 
-    provenance("python benchmarks/growth.py")      # facts about the code and the machine
-    record(path, settings, runs, measure)          # a file of runs that grows, and goes on where it was
-    gpu_results("data/results/gpu")                # what benchmarks/gpu.py recorded, or None
+provenance("python benchmarks/growth.py")      # facts about the code and the machine
+record(path, settings, runs, measure)          # a file of runs that grows, and goes on where it was
+gpu_results("data/results/gpu")                # what benchmarks/gpu.py recorded, or None
 """
 
 import json
