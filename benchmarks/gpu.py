@@ -5,11 +5,12 @@
     python benchmarks/gpu.py lr loom         # or some, by name
     python benchmarks/gpu.py --toy           # a rehearsal at toy size on the CPU, in a folder of its own
 
-Every step writes data/results/gpu/STEP.json run by run, and goes on where it was: call the script again until all is
-done. On an 80 GB card `--minutes 4` brings the first seed of the six training steps in about 25 minutes, then the
-measurements, and later calls the rest. On a 16 GB card the same command does: where a micro-batch does not fit it is
-halved, and what cannot fit at all is a row that says "out of memory". For another card give another folder with --out:
-a row is not made twice. The losses are meant for all 38 plays of Shakespeare:
+Every step writes data/results/gpu/STEP.json run by run, and goes on where it was: call the script again until --list
+has nothing missing. On an 80 GB card `--minutes 5` should bring the first seed of the six training steps in 20 to 25
+minutes, then the measurements, and later calls the rest. A 16 GB card takes the same command and more calls: the
+training steps need 6 GB at most by `plan.memory`, a micro-batch of the presets is halved until it fits, and what cannot
+fit at all is a row that says "out of memory". Give another card another folder with --out: no row of training is made
+twice. The losses are meant for all 38 plays of Shakespeare:
 
     python data/make_shakespeare.py all_plays.txt
     minilooped prepare all_plays.txt
@@ -60,8 +61,10 @@ Measurements (eager, compiled, memory). The GPT-2-scale presets with random toke
                12: ordinary backprop, 3 loops in a segment, `recompute_loops`, and both; beside the estimate of
                `plan.memory`. Is the estimate within 15 %? With cuts, does the peak stop growing with H?
 
-A run has "outcome": ok, diverged, out of memory, or why it did not compile. Mixtures of experts have a fast kernel on
-cards of compute capability 9 and 10 (H100, B200) only; elsewhere they are several times slower.
+Every run has "outcome" (ok, diverged, out of memory, or why it did not compile), the seconds it took and the most bytes
+allocated; one of training also val_loss, Infinity where there is none, steps, tokens, parameters, operations to train
+on a token, and the card. `minilooped.provenance.gpu_results` reads all steps of a folder. Mixtures of experts have a
+fast kernel on cards of compute capability 9 and 10 (H100, B200) only; elsewhere they are several times slower.
 """
 
 import gc
@@ -203,15 +206,11 @@ class Grid:
                 return [*lrs, best * 2]
         return lrs
 
-    def due(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The runs to make next, in order: those of the first seed, and only when there are none, the others'."""
+    def runs(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """All runs, seed by seed, as far as what is recorded tells them."""
         models = [(arm, n, self.widened(arm, n, rows)) for arm, n in product(self.arms, self.n_loops)]
-        for seeds in (self.seeds[:1], self.seeds[1:]):
-            grid = ((arm, n, lr, seed) for seed in seeds for arm, n, lrs in models for lr in lrs)
-            runs = [dict(arm=arm, n_loop=n, lr=lr, seed=seed) for arm, n, lr, seed in grid]
-            if missing := [run for run in runs if not any(run.items() <= row.items() for row in rows)]:
-                return missing
-        return []
+        grid = ((arm, n, lr, seed) for seed in self.seeds for arm, n, lrs in models for lr in lrs)
+        return [dict(arm=arm, n_loop=n, lr=lr, seed=seed) for arm, n, lr, seed in grid]
 
     def measure(self, arm: str, n_loop: int, lr: float, seed: int) -> dict[str, Any]:
         task = self.task(arm, n_loop)
@@ -318,11 +317,11 @@ def grids(data: str, toy: bool) -> dict[str, Grid]:
     budgets = tuple(map(str, BUDGETS))
     found = dict(
         lr=Grid(8, ("inverse", "sqrt"), LOOPS, LRS, SEEDS, rule),
-        loom=Grid(7, ("loom", "naive"), HEIGHTS, FEW_LRS, SEEDS, loom, "stream"),
+        loom=Grid(8, ("loom", "naive"), HEIGHTS, FEW_LRS, SEEDS, loom, "stream"),
         routers=Grid(3, ("per_loop", "shared"), (9,), FEW_LRS, SEEDS, routers, "experts"),
-        deeploop=Grid(5, ("none", "deepnorm", "deeploop"), ROUNDS, LRS[:4], SEEDS, deeploop),
+        deeploop=Grid(3, ("none", "deepnorm", "deeploop"), ROUNDS, LRS[:4], SEEDS, deeploop),
         moe=Grid(4, ("loom",), tuple(TRADES), FEW_LRS, SEEDS, moe),
-        compute=Grid(8, budgets, LOOPS, FEW_LRS, SEEDS, compute),
+        compute=Grid(9, budgets, LOOPS, FEW_LRS, SEEDS, compute),
     )
     if toy:
         short = dict(lrs=(1e-3,), seeds=(1,), widen=0)
@@ -339,16 +338,15 @@ class Table:
     """Measurements, a row each, on the device that is here."""
 
     minutes: float  # a guess, on an H100
-    runs: tuple[dict[str, Any], ...]
+    rows: tuple[dict[str, Any], ...]
     configs: dict[str, Any]  # the presets as they are measured
     measured: Callable[..., dict[str, Any]]
 
     def settings(self) -> dict[str, Any]:
         return self.configs
 
-    def due(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        runs = [dict(gpu=device_name(), **run) for run in self.runs]
-        return [run for run in runs if not any(run.items() <= row.items() for row in rows)]
+    def runs(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [dict(gpu=device_name(), **row) for row in self.rows]
 
     def measure(self, gpu: str, **run: Any) -> dict[str, Any]:
         return self.measured(**run)
@@ -456,12 +454,23 @@ def tables(toy: bool) -> dict[str, Table]:
     return dict(
         eager=Table(3, speeds, configs, partial(speed_of, None)),
         # The toy's backend compiles nothing: it runs what was traced.
-        compiled=Table(9, speeds, configs, partial(speed_of, "eager" if toy else "inductor")),
-        memory=Table(5, memories, configs | dict(windows=WINDOWS, ways=WAYS), memory_of),
+        compiled=Table(12, speeds, configs, partial(speed_of, "eager" if toy else "inductor")),
+        memory=Table(7, memories, configs | dict(windows=WINDOWS, ways=WAYS), memory_of),
     )
 
 
 # -- all together ------------------------------------------------------------------------------------------------------
+
+
+def missing(step: Grid | Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs of a step that are not among the recorded rows, in order."""
+    return [run for run in step.runs(rows) if not any(run.items() <= row.items() for row in rows)]
+
+
+def due(step: Grid | Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of them to make next: of one seed, since what it shows may widen the grid of the others."""
+    left = missing(step, rows)
+    return [run for run in left if run.get("seed") == left[0].get("seed")]
 
 
 def main(options: Options) -> None:
@@ -478,9 +487,9 @@ def main(options: Options) -> None:
         return ((gpu_results(out) or {}).get(name) or dict(runs=[]))["runs"]
 
     if options.list:
-        print(f"{'step':10}{'minutes':>8}{'recorded':>10}{'due here':>10}   in {out}")
+        print(f"{'step':10}{'minutes':>8}{'recorded':>10}{'missing':>9}   in {out}, on {device_name()}")
         for name, step in steps.items():
-            print(f"{name:10}{step.minutes:8g}{len(rows(name)):10}{len(step.due(rows(name))):10}")
+            print(f"{name:10}{step.minutes:8g}{len(rows(name)):10}{len(missing(step, rows(name))):9}")
         return
 
     failed = []
@@ -491,9 +500,9 @@ def main(options: Options) -> None:
         again += ["--out", str(options.out)] if options.out else []
         try:
             finished, settings = True, step.settings()
-            while finished and (due := step.due(rows(name))):
+            while finished and (now := due(step, rows(name))):
                 finished = record(
-                    out / f"{name}.json", settings, due, step.measure, made_by=shlex.join(again), until=until
+                    out / f"{name}.json", settings, now, step.measure, made_by=shlex.join(again), until=until
                 )
         except Exception as error:  # the other steps need not wait for what is wrong with this one
             if not isinstance(error, ValueError | FileNotFoundError):

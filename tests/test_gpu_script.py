@@ -222,8 +222,8 @@ def test_speed_is_the_median_of_the_steady_steps(gpu, options, monkeypatch):
     assert [row["compile_seconds"] for row in runs(options.out, "compiled")] == [7.0, 7.0]
 
 
-def rows_of(due: list[dict], loss) -> list[dict]:
-    return [run | dict(outcome="ok", val_loss=loss(run["lr"])) for run in due]
+def rows_of(made: list[dict], loss) -> list[dict]:
+    return [run | dict(outcome="ok", val_loss=loss(run["lr"])) for run in made]
 
 
 @pytest.mark.parametrize("best, grid", [
@@ -235,9 +235,9 @@ def rows_of(due: list[dict], loss) -> list[dict]:
 def test_the_grid_grows_where_the_first_seed_has_its_best_at_an_edge(gpu, best, grid):
     step = gpu.Grid(1, ("a",), (1,), (1e-3, 2e-3, 4e-3), (1, 2), task=None)
     rows: list[dict] = []
-    while due := step.due(rows):
-        assert len({run["seed"] for run in due}) == 1, "the first seed is complete before the other begins"
-        rows += rows_of(due, lambda lr: abs(math.log(lr / best)))
+    while now := gpu.due(step, rows):
+        assert len({run["seed"] for run in now}) == 1, "the first seed is complete before the other begins"
+        rows += rows_of(now, lambda lr: abs(math.log(lr / best)))
     assert [sorted(row["lr"] for row in rows if row["seed"] == seed) for seed in (1, 2)] == [grid, grid]
 
 
@@ -259,11 +259,11 @@ def test_every_shape_is_at_least_as_wide_as_was_asked_for_and_trades_are_fair(gp
 
 def test_the_table_covers_what_was_asked_for(gpu):
     tables = gpu.tables(toy=False)
-    speeds = {(run["preset"], run["n_loop"]) for run in tables["compiled"].runs}
+    speeds = {(run["preset"], run["n_loop"]) for run in tables["compiled"].rows}
     of_gpt2_scale = ("gpt2-small", "gpt2-small-deeploop", "gpt2-small-4x3", "loom-small")
     assert speeds == {(preset, n) for preset in of_gpt2_scale for n in (1, 3, 7)}
-    assert tables["eager"].runs == tables["compiled"].runs
-    assert {run["way"] for run in tables["memory"].runs} == set(gpu.WAYS) and len(tables["memory"].runs) == 32
+    assert tables["eager"].rows == tables["compiled"].rows
+    assert {run["way"] for run in tables["memory"].rows} == set(gpu.WAYS) and len(tables["memory"].rows) == 32
 
 
 def test_the_docstring_explains_every_step(gpu):
