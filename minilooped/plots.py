@@ -533,7 +533,7 @@ def _lines_over_training(
     if axes is None:
         rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
         axes = Figure(figsize=(9, 2.4 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    shades = matplotlib.colormaps["plasma"](np.linspace(0, 0.7, max(kind)))  # the pale end is left out
+    shades = matplotlib.colormaps["plasma"](np.linspace(0, 0.6, max(kind)))  # the pale end is left out
     for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
         for k, of_kind in enumerate(kind):
             ax.plot(steps, np.asarray(values)[:, :, k].T, color=shades[of_kind - 1], linewidth=0.8)
