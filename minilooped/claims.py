@@ -1108,8 +1108,8 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         "P3-b-swap", "Routers that have come apart know their loops: a loop does worse with another's.",
         "asked by us", "no number known", "minutes", CHOSEN,
         {"cost of another loop's router, over that of a random one": Band(0.5, null=(-0.1, 0.1))}, specialised,
-        note="The model relies on the difference, but that is habit: random routers that never learned cost as much when "
-        "swapped (32 experts, chapter 7). Whether it gains by the difference is asked by P3-b-loss.",
+        note="The model relies on the difference, but that is habit: random routers that never learned cost as much "
+        "when swapped (32 experts, chapter 7). Whether it gains by the difference is asked by P3-b-loss.",
     ),
     Claim(
         "P3-b-chance", "A cosine of loads near 1 is no sign of it: independent random routers have that too, and their "
