@@ -532,7 +532,7 @@ def _lines_over_training(
     """Lines (R, steps, K) by name, up to three panels in a row; line K has the colour of its kind, 1 and up."""
     if axes is None:
         rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
-        axes = Figure(figsize=(9, 2.4 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        axes = Figure(figsize=(7.4, 1.9 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     shades = matplotlib.colormaps["plasma"](np.linspace(0, 0.6, max(kind)))  # the pale end is left out
     for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
         for k, of_kind in enumerate(kind):
