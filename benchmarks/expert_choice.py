@@ -40,7 +40,7 @@ independent routers had ended lower than a shared one in all three seeds, by 0.0
                                    tenth of the learning rate. Copies that drift come apart less; does the loss mind?
     frozen routers, both           32 experts, seeds 4, 5, 6 as well: asked when the gap had stood in six seeds of
                                    trained routers, and three of frozen ones, 0.006 nats, had not told which it is.
-About fourteen minutes of CPU time in all; what was run already is not run again.
+About twelve minutes of CPU time in all; what was run already is not run again.
 """
 
 import json
