@@ -466,6 +466,14 @@ def dispatch(choice: np.ndarray, n_expert: int, *, names: Sequence[str] | None =
     return ax
 
 
+def readable_on(colour: Sequence[float]) -> str:
+    """Black or white, whichever has the higher contrast on an (R, G, B[, A]) colour, as the WCAG defines contrast."""
+    channels = np.asarray(colour[:3])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
+
+
 @in_style
 def pair_maps(
     values: Mapping[str, np.ndarray], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
@@ -477,7 +485,7 @@ def pair_maps(
         matrix = np.asarray(matrix)
         image = ax.imshow(matrix, cmap="viridis", vmin=0, vmax=1)
         for (i, j), value in np.ndenumerate(matrix):
-            colour = "white" if value < 0.6 else "black"
+            colour = readable_on(image.cmap(image.norm(value)))
             ax.text(j, i, f"{value:.2f}", color=colour, ha="center", va="center", fontsize=8)
         ticks = range(len(matrix)), [str(loop + 1) for loop in range(len(matrix))]
         ax.set_xticks(*ticks)
@@ -488,6 +496,58 @@ def pair_maps(
     axes[0].figure.colorbar(image, ax=axes, label=label)
     if title:
         axes[0].figure.suptitle(title, fontsize=11)
+    return axes
+
+
+@in_style
+def choices_by_inputs(
+    seen: Mapping[str, np.ndarray], overlap: Mapping[str, np.ndarray], chance: float, *, ax: Axes | None = None
+) -> Axes:
+    """How alike two loops choose, over how alike what they see is: a mark per pair of loops, a look per name.
+
+    seen: cosines between the router's inputs; overlap: shares of a token's experts; as many of each by the same name.
+    """
+    ax = figure() if ax is None else ax
+    colours = ("#6c3483", "#1f5fa8", "#1e8449", "#a86400", "#c0392b")
+    for name, colour, marker in zip(seen, cycle(colours), cycle("os^Dv")):
+        ax.plot(np.ravel(seen[name]), np.ravel(overlap[name]), marker, color=colour, label=name)
+    ax.axhline(chance, color=QUIET, linestyle=":")
+    ax.text(0.98, chance - 0.01, "chance", transform=ax.get_yaxis_transform(), ha="right", va="top", color=QUIET)
+    ax.set(xlabel="cosine between what the router sees", ylabel="overlap: share of experts kept", ylim=(0, 1.03))
+    ax.legend(ncols=2)
+    return ax
+
+
+def _lines_over_training(
+    steps: Sequence[int],
+    panels: Mapping[str, np.ndarray],
+    kind: Sequence[int],
+    *,
+    kinds: str,
+    chance: Mapping[str, float],
+    ylabel: str,
+    title: str,
+    axes: np.ndarray | None,
+) -> np.ndarray:
+    """Lines (R, steps, K) by name, up to three panels in a row; line K has the colour of its kind, 1 and up."""
+    if axes is None:
+        rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
+        axes = Figure(figsize=(7.4, 1.9 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    shades = matplotlib.colormaps["plasma"](np.linspace(0, 0.6, max(kind)))  # the pale end is left out
+    for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
+        for k, of_kind in enumerate(kind):
+            ax.plot(steps, np.asarray(values)[:, :, k].T, color=shades[of_kind - 1], linewidth=0.8)
+        ax.axhline(chance[name], color="black", linestyle=":", linewidth=2.5)
+        ax.set_title(name, fontsize=11)
+    for row in axes:
+        row[0].set_ylabel(ylabel)
+    for ax in axes[-1]:
+        ax.set_xlabel("training step")
+    bounds = matplotlib.colors.BoundaryNorm(np.arange(max(kind) + 1) + 0.5, max(kind))
+    scale = matplotlib.cm.ScalarMappable(bounds, matplotlib.colors.ListedColormap(shades))
+    axes.flat[0].figure.colorbar(scale, ax=axes, label=kinds, ticks=range(1, max(kind) + 1))
+    if title:
+        axes.flat[0].figure.suptitle(title, fontsize=11)
     return axes
 
 
@@ -505,30 +565,37 @@ def pairs_over_training(
 
     panels: (R, steps, N, N) by name, R of seeds and layers. chance: its level, by the same names; the ceiling is 1.
     """
-    if axes is None:
-        rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
-        axes = Figure(figsize=(9, 2.4 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    n_loop = np.shape(next(iter(panels.values())))[-1]
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, n_loop - 1))
-    for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
-        for i in range(n_loop):
-            for j in range(i + 1, n_loop):
-                ax.plot(steps, np.asarray(values)[:, :, i, j].T, color=shades[j - i - 1], linewidth=0.8)
-        ax.axhline(1, color=QUIET, linestyle="--", linewidth=1.5)
-        ax.axhline(chance[name], color=MARKED, linestyle=":", linewidth=2)
-        ax.set_title(name, fontsize=11)
+    first, second = np.triu_indices(np.shape(next(iter(panels.values())))[-1], 1)
+    lines = {name: np.asarray(values)[:, :, first, second] for name, values in panels.items()}
+    axes = _lines_over_training(
+        steps, lines, second - first, kinds="loops apart", chance=chance, ylabel=ylabel, title=title, axes=axes
+    )
+    for ax, _ in zip(axes.flat, panels, strict=False):
+        ax.axhline(1, color="black", linestyle="--", linewidth=1.5)
         ax.set_ylim(-0.03, 1.05)
-    ends = dict(ha="right", color=MARKED, transform=axes.flat[0].get_yaxis_transform(), x=0.98)
-    axes.flat[0].text(y=chance[next(iter(panels))] - 0.03, s="chance", va="top", **ends)
-    for row in axes:
-        row[0].set_ylabel(ylabel)
-    for ax in axes[-1]:
-        ax.set_xlabel("training step")
-    bounds = matplotlib.colors.BoundaryNorm(np.arange(n_loop) + 0.5, n_loop - 1)
-    scale = matplotlib.cm.ScalarMappable(bounds, matplotlib.colors.ListedColormap(shades))
-    axes.flat[0].figure.colorbar(scale, ax=axes, label="loops apart", ticks=range(1, n_loop))
-    if title:
-        axes.flat[0].figure.suptitle(title, fontsize=11)
+    at = dict(ha="right", va="top", transform=axes.flat[len(panels) - 1].get_yaxis_transform(), x=0.98)
+    for y, text in ((0.97, "ceiling"), (chance[list(panels)[-1]] + 0.2, "dotted: chance")):
+        axes.flat[len(panels) - 1].text(y=y, s=text, **at)
+    return axes
+
+
+@in_style
+def loops_over_training(
+    steps: Sequence[int],
+    panels: Mapping[str, np.ndarray],
+    chance: Mapping[str, float],
+    *,
+    ylabel: str,
+    title: str = "",
+    axes: np.ndarray | None = None,
+) -> np.ndarray:
+    """A line over the training steps for every loop, up to three panels in a row; later loops are brighter.
+
+    panels: (R, steps, N) by name, R of seeds and layers. chance: a dotted level, by the same names.
+    """
+    kind = range(1, np.shape(next(iter(panels.values())))[-1] + 1)
+    axes = _lines_over_training(steps, panels, kind, kinds="loop", chance=chance, ylabel=ylabel, title=title, axes=axes)
+    axes.flat[0].set_ylim(bottom=0)
     return axes
 
 

@@ -3,6 +3,7 @@
 [1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -448,6 +449,26 @@ def agreement(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> Agree
 def distinct_by_chance(n_expert: int, top_k: int, n_loop: int) -> float:
     """Experts that a token meets in N loops if each loop draws k of the E anew."""
     return n_expert * (1 - (1 - top_k / n_expert) ** n_loop)
+
+
+def jaccard_by_chance(n_expert: int, top_k: int) -> float:
+    """What two loops have in common over what either has, mean over tokens, if each draws k of the E anew."""
+    ways = [math.comb(top_k, m) * math.comb(n_expert - top_k, top_k - m) for m in range(top_k + 1)]  # m in common
+    return sum(m / (2 * top_k - m) * way for m, way in enumerate(ways)) / math.comb(n_expert, top_k)
+
+
+def spread_by_chance(n_expert: int, top_k: int, n_token: int) -> float:
+    """`Agreement.spread`, root mean square, of a loop that draws k of the E experts anew for each of its tokens."""
+    return ((n_expert / top_k - 1) / n_token) ** 0.5 / n_expert
+
+
+def cosine_by_chance(loads: Tensor) -> Tensor:
+    """The cosine of these loads if every loop had other favourites, loads (N, L, E) -> (N, N, L).
+
+    The mean over all ways to rename the experts of one of the two loops. 1 where the loads are even.
+    """
+    total = torch.nn.functional.normalize(loads.double(), dim=-1).sum(-1)  # (N, L)
+    return torch.einsum("nl,ml->nml", total, total) / loads.shape[-1]
 
 
 @torch.no_grad()

@@ -553,6 +553,31 @@ def test_distinct_experts_by_chance_are_what_random_choices_meet():
     assert probes.distinct_by_chance(5, 2, 1) == pytest.approx(2)
 
 
+@pytest.mark.parametrize(("n_expert", "top_k"), [(4, 2), (5, 3), (6, 1), (3, 3)])
+def test_jaccard_by_chance_is_the_mean_over_all_pairs_of_choices(n_expert, top_k):
+    sets = [set(choice) for choice in itertools.combinations(range(n_expert), top_k)]
+    every = [len(a & b) / len(a | b) for a in sets for b in sets]
+    assert probes.jaccard_by_chance(n_expert, top_k) == pytest.approx(sum(every) / len(every))
+
+
+def test_spread_by_chance_is_that_of_random_choices():
+    drawn = torch.rand(2000, 64, 6, generator=torch.Generator().manual_seed(0)).topk(2).indices.flatten(1)
+    loads = torch.zeros(2000, 1, 6).scatter_add_(2, drawn[:, None], torch.ones(2000, 1, 128))  # (N, L, E)
+    found = probes.Agreement(2, loads, *[torch.empty(0)] * 4).spread.square().mean().sqrt().item()
+    assert probes.spread_by_chance(6, 2, 64) == pytest.approx(found, rel=0.02)
+
+
+def test_cosine_by_chance_is_the_mean_over_all_renamings_of_the_experts():
+    loads = torch.randint(9, (2, 3, 4), generator=torch.Generator().manual_seed(0))  # (N, L, E)
+    found = probes.cosine_by_chance(loads)
+    assert found.shape == (2, 2, 3) and torch.equal(found, found.transpose(0, 1))
+    for layer in range(3):
+        renamed = [loads[1, layer, list(order)] for order in itertools.permutations(range(4))]
+        cosines = [torch.cosine_similarity(loads[0, layer].double(), other.double(), dim=0) for other in renamed]
+        assert found[0, 1, layer].item() == pytest.approx(torch.stack(cosines).mean().item())
+    assert probes.cosine_by_chance(torch.ones(2, 1, 5)).flatten().tolist() == pytest.approx([1] * 4)  # even loads
+
+
 def test_swapped_routers_are_those_of_a_model_with_the_rows_moved():
     model, idx, targets = moe(), *torch.randint(11, (2, 3, 8), generator=torch.Generator().manual_seed(1))
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import IPython.display
 import ipywidgets
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -802,6 +803,43 @@ def test_pair_maps_write_their_numbers_on_one_scale():
     assert [t.get_text() for t in first.texts] == ["1.00", "0.25", "0.50", "1.00"]
     assert first.images[0].get_clim() == second.images[0].get_clim() == (0, 1)
     assert [t.get_text() for t in first.get_xticklabels()] == ["1", "2"]
+    for ax in (first, second):  # WCAG asks for 4.5 between small text and its ground
+        for value, text in zip(ax.images[0].get_array().flat, ax.texts, strict=True):
+            assert contrast(ax.images[0].cmap(value), text.get_color()) > 4.5
+
+
+def contrast(*colours) -> float:
+    """(L1 + 0.05) / (L2 + 0.05) of two colours' luminances."""
+    rgb = [np.array(matplotlib.colors.to_rgb(colour)) for colour in colours]
+    linear = [np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) for c in rgb]
+    dark, light = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("value", np.linspace(0, 1, 21))
+def test_text_is_black_or_white_whichever_is_read_better(value):
+    ground = matplotlib.colormaps["viridis"](value)
+    better = max(("black", "white"), key=lambda text: contrast(ground, text))
+    assert plots.readable_on(ground) == better
+
+
+def test_choices_by_inputs_marks_every_pair_and_the_chance():
+    seen, overlap = {"a": [0.9, 0.5], "b": [[0.1], [0.2]]}, {"a": [0.8, 0.4], "b": [[0.3], [0.2]]}
+    ax = plots.choices_by_inputs(seen, overlap, 0.25)
+    a, b, level = ax.lines
+    assert a.get_xydata().tolist() == [[0.9, 0.8], [0.5, 0.4]] and b.get_xydata().tolist() == [[0.1, 0.3], [0.2, 0.2]]
+    assert a.get_marker() != b.get_marker() and set(level.get_ydata()) == {0.25}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_loops_over_training_draw_a_line_for_every_loop_seed_and_layer():
+    values = np.random.default_rng(0).random((2, 3, 4))  # (R, steps, N)
+    axes = plots.loops_over_training([0, 5, 9], {"a": values, "b": 1 - values}, {"a": 0.1, "b": 0.2}, ylabel="sd")
+    lines = axes[0, 1].lines
+    assert len(lines) == 4 * 2 + 1 and lines[-1].get_ydata()[0] == 0.2
+    assert lines[1].get_ydata().tolist() == (1 - values[1, :, 0]).tolist()
+    assert lines[0].get_color().tolist() == lines[1].get_color().tolist() != lines[2].get_color().tolist()
+    assert axes[0, 0].get_ylabel() == "sd" and axes[0, 0].get_ylim()[0] == 0
 
 
 def test_pairs_over_training_draw_a_line_for_every_pair_seed_and_layer():
@@ -812,8 +850,8 @@ def test_pairs_over_training_draw_a_line_for_every_pair_seed_and_layer():
     assert lines[0].get_ydata().tolist() == values[0, :, 0, 1].tolist()
     assert lines[11].get_ydata().tolist() == values[1, :, 2, 3].tolist()
     assert lines[0].get_color().tolist() == lines[11].get_color().tolist() != lines[4].get_color().tolist()
-    assert [line.get_ydata()[0] for line in lines[-2:]] == [1, 0.25]
-    assert axes[0, 1].lines[-1].get_ydata()[0] == 0.5
+    assert [line.get_ydata()[0] for line in lines[-2:]] == [0.25, 1]
+    assert axes[0, 1].lines[-2].get_ydata()[0] == 0.5
 
 
 # ----------------------------------------------------------------------------------------------------------------------
