@@ -939,12 +939,13 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         "definition of α and β", "1/(2√N) and 1/(4N)", "seconds",
         "rows of RULES, five shapes from 2 x 1 to 24 x 7; untrained models of 2 blocks in 1, 4, 16 rounds, d = 64",
         {"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT} | {
-            f"{name}, spread, {rule}": Band(0, 1e-9)
+            f"{name}, spread, {rule}": Band(0, 1e-6)
             for rule in ("deepnorm", "deeploop")
             for name in ("attention's share over β²/α", "its sensitivity over β/α")
         },
         visit_weights,
-        note="β/α is no share of the stream: two matrices in a row are scaled, so the branch itself is β²/α.",
+        note="β/α is no share of the stream: two matrices in a row are scaled, so the branch itself is β²/α. The spreads' "
+        "band was 1e-9 at first: the weights are drawn in float32, whose rounding is larger.",
     ),
     Claim(
         "P2-c", "For visits that all line up, the bound on one step's change grows with the rounds R under DeepNorm "
