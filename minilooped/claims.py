@@ -944,8 +944,8 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             for name in ("attention's share over β²/α", "its sensitivity over β/α")
         },
         visit_weights,
-        note="β/α is no share of the stream: two matrices in a row are scaled, so the branch itself is β²/α. The spreads' "
-        "band was 1e-9 at first: the weights are drawn in float32, whose rounding is larger.",
+        note="β/α is no share of the stream: two matrices in a row are scaled, so the branch itself is β²/α. The "
+        "spreads' band was 1e-9 at first: the weights are drawn in float32, whose rounding is larger.",
     ),
     Claim(
         "P2-c", "For visits that all line up, the bound on one step's change grows with the rounds R under DeepNorm "
