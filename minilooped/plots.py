@@ -732,14 +732,16 @@ def norms_by_round(
     """A column of two panels per round count R: RMS of the stream after each round, gradient of the stream before it.
 
     Both hold (seeds, R) by R and rule: a line for the geometric mean over seeds, a band from the least to the most.
-    Returns the axes, (2, columns); the panels of a row share their scale.
+    Each rule's line is thinner than the one before, so that two that coincide are both seen. Returns the axes,
+    (2, columns); the panels of a row share their scale.
     """
     axes = Figure(figsize=(9, 5)).subplots(2, len(streams), sharey="row", squeeze=False)
     for row, by_R in zip(axes, (streams, gradients), strict=True):
         for ax, (R, curves) in zip(row, by_R.items(), strict=True):
-            for rule, values in curves.items():
+            for i, (rule, values) in enumerate(curves.items()):
                 rounds, values = range(1, R + 1), np.asarray(values)
-                ax.plot(rounds, np.exp(np.log(values).mean(0)), **look(rule) | {"markersize": 4}, label=rule)
+                width = dict(linewidth=1.5 * (len(curves) - i), markersize=4)
+                ax.plot(rounds, np.exp(np.log(values).mean(0)), **look(rule) | width, label=rule)
                 ax.fill_between(rounds, values.min(0), values.max(0), color=look(rule)["color"], alpha=0.3, linewidth=0)
             ax.set_yscale("log", base=10)
             ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
