@@ -793,25 +793,35 @@ def multipliers(
 
 
 @in_style
-def norms_by_visit(
-    streams: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray], *, title: str = "",
-    axes: Sequence[Axes] | None = None,
-) -> list[Axes]:  # fmt: skip
-    """Two panels over the visits, a line per rule: RMS of the stream after each, gradient of the stream before each."""
-    if axes is None:
-        axes = list(Figure(figsize=(9, 3.6)).subplots(1, 2))
-    panels = (streams, "RMS of the stream after it"), (gradients, "norm of the gradient before it")
-    for ax, (curves, ylabel) in zip(axes, panels, strict=True):
-        for rule, values in curves.items():
-            ax.plot(range(1, len(values) + 1), values, **look(rule) | {"markersize": 4}, label=rule)
-        ax.set_yscale("log", base=10)
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.yaxis.set_minor_formatter(lambda value, _: "")
-        ax.set(xlabel="visit", ylabel=ylabel)
-    axes[0].legend()
-    if title:
-        axes[0].figure.suptitle(title)
-    return list(axes)
+def norms_by_round(
+    streams: Mapping[int, Mapping[str, np.ndarray]], gradients: Mapping[int, Mapping[str, np.ndarray]]
+) -> np.ndarray:
+    """A column of two panels per round count R: RMS of the stream after each round, gradient of the stream before it.
+
+    Both hold (seeds, R) by R and rule: a line for the geometric mean over seeds, a band from the least to the most.
+    Each rule's line is thinner than the one before, so that two that coincide are both seen. Returns the axes,
+    (2, columns); the panels of a row share their scale.
+    """
+    axes = Figure(figsize=(9, 5)).subplots(2, len(streams), sharey="row", squeeze=False)
+    for row, by_R in zip(axes, (streams, gradients), strict=True):
+        for ax, (R, curves) in zip(row, by_R.items(), strict=True):
+            for i, (rule, values) in enumerate(curves.items()):
+                rounds, values = range(1, R + 1), np.asarray(values)
+                width = dict(linewidth=1.5 * (len(curves) - i), markersize=4)
+                ax.plot(rounds, np.exp(np.log(values).mean(0)), **look(rule) | width, label=rule)
+                ax.fill_between(rounds, values.min(0), values.max(0), color=look(rule)["color"], alpha=0.3, linewidth=0)
+            ax.set_yscale("log", base=10)
+            ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            ax.yaxis.set_minor_formatter(lambda value, _: "")
+            ax.set_xticks([1, R // 2, R] if R > 3 else range(1, R + 1))
+    for ax, R in zip(axes[0], streams, strict=True):
+        ax.set_title(f"R = {R}")
+    for ax in axes[1]:
+        ax.set_xlabel("round")
+    axes[0, 0].set_ylabel("RMS of the\nstream after it")
+    axes[1, 0].set_ylabel("norm of the\ngradient before it")
+    axes[0, 0].legend(fontsize=9)
+    return axes
 
 
 @in_style

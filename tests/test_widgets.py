@@ -1050,10 +1050,15 @@ def test_a_move_of_the_multiplier_explorer_takes_little_time(shown):
     assert time.process_time() - before < SECONDS_PER_MOVE
 
 
-def test_norms_by_visit_and_values_by_rule_draw_their_arrays():
-    left, right = plots.norms_by_visit({"none": [1.0, 2.0]}, {"none": [0.5, 0.25]}, title="t")
-    assert left.lines[0].get_xydata().tolist() == [[1, 1], [2, 2]]
-    assert right.lines[0].get_xydata().tolist() == [[1, 0.5], [2, 0.25]]
+def test_norms_by_round_and_values_by_rule_draw_their_arrays():
+    streams = {2: {"none": [[1.0, 2.0], [4.0, 8.0]]}, 4: {"none": [[1.0, 1.0, 1.0, 3.0]]}}
+    gradients = {R: {rule: 1 / np.array(v) for rule, v in curves.items()} for R, curves in streams.items()}
+    axes = plots.norms_by_round(streams, gradients)
+    assert axes.shape == (2, 2) and [ax.get_title() for ax in axes[0]] == ["R = 2", "R = 4"]
+    assert axes[0, 0].lines[0].get_xydata() == pytest.approx(np.array([[1, 2], [2, 4]]))  # geometric means
+    assert axes[1, 1].lines[0].get_xydata() == pytest.approx(np.array([[1, 1], [2, 1], [3, 1], [4, 1 / 3]]))
+    band = axes[1, 0].collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == 1 / 8 and band[:, 1].max() == 1
     ax = plots.values_by_rule([1, 8], {"none": [[1.0, 2.0], [3.0, 6.0]]}, xlabel="R", ylabel="loss")
     assert ax.lines[0].get_xydata().tolist() == [[1, 2], [8, 4]] and ax.get_xlabel() == "R"
     band = ax.collections[0].get_paths()[0].vertices
