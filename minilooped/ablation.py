@@ -30,6 +30,8 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 # An average without a memory: what the looping residual does to the size of the attention's output, and nothing else.
 CONTROLS: dict[str, dict[str, Any]] = {"doubled attention": dict(loop_residual=0.0)}
+# Does a result hang on how the model is set up?
+SETTINGS: dict[str, dict[str, Any]] = {"quiet start": dict(init_std=0.05), "12 loops": dict(n_loop=12)}
 # The loop without any of them, over characters of the embedded text. As in LOOM the stream starts at RMS 1, the head is
 # not tied and gates are sigmoids; small enough to train in seconds.
 PLAIN = LoopedConfig(
@@ -39,14 +41,15 @@ PLAIN = LoopedConfig(
 
 
 def assembled(parts: Collection[str], base: LoopedConfig = PLAIN) -> LoopedConfig:
-    """`base` with these of the PARTS, or CONTROLS, switched on. Raises ValueError for one that is not among them."""
-    switches = PARTS | CONTROLS
+    """`base` with these of PARTS, CONTROLS and SETTINGS switched on. Raises ValueError for one that is in none."""
+    switches = PARTS | CONTROLS | SETTINGS
     if unknown := [part for part in parts if part not in switches]:
         raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(switches)}")
     return replace(base, **{name: value for part in parts for name, value in switches[part].items()})
 
 
-# What was trained: the recipe, the recipe less one part, and what can be said to lie at the other end.
+# What was trained: the recipe, the recipe less one part, what can be said to lie at the other end, and some of these
+# once more in other settings.
 ARMS: dict[str, tuple[str, ...]] = {
     "full": tuple(PARTS),
     **{f"without {part}": tuple(other for other in PARTS if other != part) for part in PARTS},
@@ -56,7 +59,14 @@ ARMS: dict[str, tuple[str, ...]] = {
     "plain + scaling + re-injection": ("scaling", "re-injection"),
     "plain + both norms": ("expert norm", "loop norm"),
     "doubled attention": tuple(part for part in PARTS if part != "looping residual") + tuple(CONTROLS),
+    "plain + expert norm": ("expert norm",),
+    "plain + loop norm": ("loop norm",),
 }
+AGAIN = {
+    "quiet start": ("full", "plain", "plain + both norms", "without scaling"),
+    "12 loops": ("full", "plain", "plain + scaling", "without re-injection", "without looping residual"),
+}
+ARMS |= {f"{arm}, {setting}": (*ARMS[arm], setting) for setting, arms in AGAIN.items() for arm in arms}
 
 
 @dataclass(frozen=True)
