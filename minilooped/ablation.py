@@ -3,6 +3,7 @@
     assembled(PARTS)                            # the whole recipe; assembled(()) is the plain loop
     runs = load("data/results/loom.json")       # what `python benchmarks/loom.py` recorded
     paired(runs, "without scaling", "full")     # nats above the full recipe, a value per seed
+    interval(_)                                 # their mean, and how far it can be trusted
 
 [3] LOOM, Looping Beyond Twice, arXiv 2610.01153. Its seventh part, segmented backprop, is no switch here: it changes
 the gradient, not the model.
@@ -121,3 +122,11 @@ def paired(runs: Sequence[Run], arm: str, reference: str) -> Tensor:
         raise ValueError(f"no seed of {arm} and of {reference} was recorded")
     pairs = sorted(one.keys() & other.keys())
     return torch.tensor([one[seed].val_loss - other[seed].val_loss for seed in pairs], dtype=torch.float64)
+
+
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % point of Student's t, by the number of values
+
+
+def interval(values: Tensor) -> tuple[float, float]:
+    """Mean of the values (S,), one per seed, and half the width of its 95 % interval by Student's t, S = 2..5."""
+    return values.mean().item(), STUDENT[len(values)] * values.std().item() / len(values) ** 0.5
