@@ -29,9 +29,9 @@ Added later, with protocol and questions written down before their runs, and all
     plain + one norm    Which of the two norms keeps the unscaled loop from learning? Both arms try every learning rate
                         from 1 to 64 thousandths with seed 0, as the stalled ones did.
     quiet start         init_std 0.05 in place of 0.125, for full, plain and plain + both norms. How much of what the
-                        scale gains is owed to the loud start? No search, one learning rate for all three, 4 thousandths:
-                        one at which a run of plain + both norms with this start had been seen to learn. Full has
-                        its best at four times that, plain at twice, so that a gain of full is rather too small.
+                        scale gains is owed to the loud start? No search, one learning rate for all three: 4
+                        thousandths, at which plain + both norms had been seen to learn from this start. From the
+                        loud one full has its best at four times that, plain at twice: full gains rather too little.
 A search of the learning rate for the quiet start, and arms with 12 loops, were planned and given up after one run: too
 dear for the machine that day.
 About 20 minutes of one CPU core; a run that was stopped goes on where it was.
@@ -85,8 +85,9 @@ class Record:
     def __init__(self):
         made = provenance("python benchmarks/loom.py") | dict(training=asdict(TRAINING))
         self.content = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else dict(provenance=made, runs=[])
-        if self.content["provenance"]["commit"] != made["commit"]:
-            self.content["extended"] = made  # where the runs come from that are not there yet
+        later = self.content.setdefault("extended", [])  # where runs come from that were added later
+        if made["commit"] not in [earlier["commit"] for earlier in (self.content["provenance"], *later)]:
+            later.append(made)
         self.progress = tqdm(unit="run")
 
     def loss(self, arm: str, lr: float, seed: int) -> float:
