@@ -11,8 +11,11 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from .ablation import interval
 
 STYLE = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
@@ -643,16 +646,16 @@ def variants(
 ) -> Axes:  # fmt: skip
     """Curves on a logarithmic axis: a line for the mean over seeds, a band from the least to the most.
 
-    curves: (seeds, points) by name. front: the one to bring to the front, in black; the others step back.
+    curves: (seeds, points) by name. front: the one to bring to the front, in black; the others are thin and dashed.
     """
     ax = figure() if ax is None else ax
     looks = zip((MARKED, "#d68910", LINE, "#1e8449", "#6c3483", "#0e8277"), "os^DPv", strict=True)
     for name, values in curves.items():
         colour, marker = OWN_LOOK if name == front else next(looks)
-        style = dict(color=colour, marker=marker, alpha=1 if front in (None, name) else 0.5)
+        back = dict() if front in (None, name) else dict(linestyle="--", linewidth=1.3, markersize=5)
         values = np.asarray(values)
-        ax.plot(x, values.mean(0), label=name, **style, zorder=3 if name == front else 2)
-        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        ax.plot(x, values.mean(0), label=name, color=colour, marker=marker, zorder=3 if name == front else 2, **back)
+        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.25, linewidth=0)
     ax.set_yscale("log")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=11)
@@ -666,25 +669,24 @@ def variants(
 @in_style
 def differences(
     rows: Mapping[str, np.ndarray], *, published: Mapping[str, float] | None = None, title: str = "",
-    xlabel: str = "nats above the full recipe", ax: Axes | None = None,
+    xlabel: str = "nats per character above the full recipe", ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """Paired differences (seeds,) by name, a row each: every seed, and the mean with two standard errors beside it.
+    """Paired differences (seeds,) by name, a row each: every seed, and the mean with its interval by Student's t.
 
-    published: values to set beside them, by name, as stars.
+    published: values to set beside them, by name, as stars, in nats per token.
     """
     ax = figure(figsize=(8, 0.9 + 0.42 * len(rows))) if ax is None else ax
     ax.axvline(0, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)
     for y, (name, values) in enumerate(rows.items()):
-        values = np.asarray(values)
-        error = 2 * values.std(ddof=1) / len(values) ** 0.5
-        own = dict(color=LINE, marker="D", capsize=4, label="mean, two standard errors" if y == 0 else None)
-        ax.errorbar(values.mean(), y, xerr=error, linestyle="none", zorder=3, **own)
+        mean, half = interval(torch.as_tensor(values))
+        own = dict(color=LINE, marker="D", capsize=4, label="mean, 95 % (Student's t)" if y == 0 else None)
+        ax.errorbar(mean, y, xerr=half, linestyle="none", zorder=3, **own)
         seeds = dict(color=MARKED, marker="o", markersize=5, linestyle="none", label="a seed" if y == 0 else None)
         ax.plot(values, np.full(len(values), y + 0.25), **seeds)
         if published and name in published:
             first = name == next(iter(published))
             star = dict(color="black", marker="*", markersize=13, linestyle="none")
-            ax.plot(published[name], y, **star, label="published, another scale" if first else None)
+            ax.plot(published[name], y, **star, label="published, nats per token" if first else None)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set(xlabel=xlabel, ylim=(len(rows) - 0.4, -0.6))
     ax.set_title(title, fontsize=11)
