@@ -298,6 +298,7 @@ def eval_(argv: list[str]) -> int:
     """score a trained model on benchmarks, at one or several loop counts"""
     import json
     from dataclasses import asdict
+    from importlib.metadata import version
 
     import torch
     import tyro
@@ -334,8 +335,10 @@ def eval_(argv: list[str]) -> int:
     for name, least in (("limit", 1), ("num_fewshot", 0)):
         if (value := getattr(asked, name)) is not None and value < least:
             raise ValueError(f"{name}={value} must be >= {least}")
-    if asked.out is not None and asked.out.exists():
-        raise ValueError(f"{asked.out} exists: give another file with --out, or remove it")
+    if asked.out is not None:  # what cannot be written is refused before the work
+        if asked.out.exists():
+            raise ValueError(f"{asked.out} exists: give another file with --out, or remove it")
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
     run = find_run(asked.run)
     threads = read_config(run)["train"].get("threads")
     if threads is not None:  # as for sampling
@@ -343,12 +346,11 @@ def eval_(argv: list[str]) -> int:
     model, tokenizer = load_model(run, pick_device(asked.device)[0])
     lms = [LoopedLM(model, tokenizer, n, asked.batch_size) for n in dict.fromkeys(asked.n_loop or [None])]
     tasks = load_tasks(asked.tasks, asked.include_path, asked.num_fewshot)
-    source = provenance(shlex.join(["minilooped", "eval", *argv]))
+    source = provenance(shlex.join(["minilooped", "eval", *argv])) | {"lm_eval": version("lm_eval")}
     rows = []
     for lm in lms:
         rows += scores(lm, tasks, asked.limit)
         if asked.out is not None:
-            asked.out.parent.mkdir(parents=True, exist_ok=True)
             record = dict(provenance=source, model=asdict(model.config), scores=[row._asdict() for row in rows])
             write_atomically(asked.out, (json.dumps(record, indent=1) + "\n").encode("utf-8"))
     print(table(rows))

@@ -6,7 +6,7 @@
     print(table(rows))
 
 The harness asks a model for three things: the log-likelihood of a continuation, that of a whole text, and a text that
-goes on. Everything else, from the data to the metric, is its own, so that the numbers can be put beside those of others.
+goes on. All else, from the data to the metric, is its own, so that the numbers can stand beside those of others.
 """
 
 import difflib
@@ -106,7 +106,7 @@ class LoopedLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list["Instance"], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each whole text. One longer than a window is cut as the harness cuts it."""
-        rows = [((("", text)), [], self.tok_encode(text)) for (text,) in (request.args for request in requests)]
+        rows = [(("", text), [], self.tok_encode(text)) for (text,) in (request.args for request in requests)]
         return [total for total, _ in self._loglikelihood_tokens(rows, disable_tqdm=disable_tqdm)]
 
     def _loglikelihood_tokens(
@@ -200,7 +200,7 @@ class LoopedLM(TemplateLM):
 
     def _say_cut(self, n_cut: int, n_all: int):
         if n_cut:
-            tqdm.write(f"notice   {n_cut:,} of {n_all:,} contexts are cut from the left to fit {self.block_size} tokens")
+            tqdm.write(f"notice   {n_cut:,} of {n_all:,} contexts are cut from the left: block_size={self.block_size}")
 
 
 def windows(context: list[int], continuation: list[int], block_size: int) -> list[tuple[list[int], list[int]]]:
@@ -235,7 +235,7 @@ def load_tasks(
     ValueError for a name that nothing answers to, OSError where the data cannot be had.
     """
     if include_path is not None and not Path(include_path).is_dir():
-        raise FileNotFoundError(f"no folder {include_path}: give one with the YAML files of your tasks (--include-path)")
+        raise FileNotFoundError(f"no folder {include_path}: --include-path takes one with the YAML files of your tasks")
     names = list(dict.fromkeys(chain.from_iterable(GROUPS.get(name, (name,)) for name in names)))
     manager = None if include_path is None else TaskManager(include_path=include_path, include_defaults=False)
     if manager is None or not set(names) <= set(manager.all_subtasks):
@@ -243,16 +243,17 @@ def load_tasks(
     for name in names:
         if name not in manager.all_tasks:
             close = difflib.get_close_matches(name, [*GROUPS, *manager.all_tasks])
+            hint = f" (do you mean {' or '.join(close)}?)" if close else ""
             raise ValueError(
-                f"no task {name!r}{f' (is it {", ".join(close)}?)' if close else ''}: `lm-eval ls tasks` lists those of "
-                "the harness, --include-path takes a folder of your own"
+                f"no task {name!r}{hint}: `lm-eval ls tasks` lists those of the harness, --include-path takes a folder "
+                "of your own"
             )
     try:
         tasks = manager.load(names)
     except Exception as error:  # of the hub, the network, a file format or a task's own code: they share no base class
         raise OSError(
-            f"the data of these tasks cannot be loaded ({in_a_line(error)}): go online once, after that it is kept, or "
-            "score tasks of your own (--include-path)"
+            f"these tasks cannot be loaded ({in_a_line(error)}): data of the harness's own tasks takes a network once, "
+            "tasks of your own (--include-path) take none"
         ) from error
     for name, task in tasks["tasks"].items():
         own = task.get_config("num_fewshot")
