@@ -74,9 +74,9 @@ def bigram(logprob: torch.Tensor, block_size: int = 8) -> LoopedGPT:
 
 
 def alphabet(p: float = 0.9) -> torch.Tensor:
-    """Log-probabilities (V, V): p from each letter to the next one of the alphabet, the rest shared out."""
+    """Log-probabilities (V, V): p from each letter to the next one, and from a line break to a; the rest shared out."""
     logprob = torch.full((V, V), math.log((1 - p) / (V - 1)), dtype=torch.float64)
-    for one, other in zip(string.ascii_lowercase, string.ascii_lowercase[1:] + "a", strict=True):
+    for one, other in zip("\n" + string.ascii_lowercase, string.ascii_lowercase + "a", strict=True):
         logprob[LETTERS.chars.index(one), LETTERS.chars.index(other)] = math.log(p)
     return logprob
 
@@ -148,6 +148,15 @@ def test_a_context_of_spaces_and_a_continuation_longer_than_the_window():
     assert total == pytest.approx(rolling_reference(model, before, LETTERS.encode(long).tolist()), abs=1e-10)
 
 
+@pytest.mark.parametrize("wrong", [None, 3, 12, 19])
+def test_a_continuation_in_several_windows_is_greedy_if_all_of_it_is(wrong):
+    continuation = list("bcdefghijklmnopqrstu")
+    if wrong is not None:
+        continuation[wrong] = "?"
+    ((_, greedy),) = LoopedLM(bigram(alphabet()), LETTERS).loglikelihood(asks(("a", "".join(continuation))))
+    assert greedy == (wrong is None)
+
+
 @pytest.mark.parametrize("n_chars", [0, 1, 7, 8, 9, 15, 16, 17, 61])
 def test_a_whole_text_counts_every_token_once(n_chars):
     model, text = random_model(DENSE), ("a little more than kin. " * 3)[:n_chars]
@@ -205,21 +214,21 @@ def generate(lm: LoopedLM, *arguments) -> list[str]:
 
 
 def test_generation_ends_at_the_first_stop_string_or_after_its_tokens(capsys):
-    lm = LoopedLM(bigram(alphabet()), LETTERS)
-    assert (
-        generate(
-            lm,
-            ("abc", {"until": ["hi", "h"], "max_gen_toks": 20}),
-            ("abc", {"until": "jk", "max_gen_toks": 20}),  # across two tokens
-            ("abc", {"until": ["\n"], "max_gen_toks": 5}),
-            ("abc", {"until": ["fgh"], "max_gen_toks": 5}),
-            ("wxyz", {"until": ["."], "max_gen_toks": 30}),  # further than the window and than one look for a stop
-            ("xx the alphabet: m", {"max_gen_toks": 2}),
-            ("", {"max_gen_toks": 0}),
-        )
-        == ["defg", "defghi", "defgh", "de", (string.ascii_lowercase * 2)[:30], "no", ""]
-    )
-    assert "notice   1 of 7 contexts are cut from the left: block_size=8" in capsys.readouterr().out
+    cases = [
+        ("abc", {"until": ["hi", "h"], "max_gen_toks": 20}, "defg"),
+        ("abc", {"until": "jk", "max_gen_toks": 20}, "defghi"),  # a stop of two tokens
+        ("abc", {"until": ["\n"], "max_gen_toks": 5}, "defgh"),
+        ("abc", {"until": ["fgh"], "max_gen_toks": 5}, "de"),
+        ("abc", {"until": ["m"], "max_gen_toks": 40}, "defghijkl"),
+        ("nop", {"until": ["m"], "max_gen_toks": 40}, "qrstuvwxyzabcdefghijkl"),  # in one batch with the one above
+        ("wxyz", {"until": ["."], "max_gen_toks": 30}, "abcdefghijklmnopqrstuvwxyzabcd"),  # longer than the window
+        ("xx the alphabet: m", {"max_gen_toks": 2}, "no"),
+        ("", {"max_gen_toks": 2}, "ab"),
+        ("a", {"max_gen_toks": 0}, ""),
+    ]
+    texts = generate(LoopedLM(bigram(alphabet()), LETTERS), *[(context, options) for context, options, _ in cases])
+    assert texts == [text for _, _, text in cases]
+    assert "notice   1 of 10 contexts are cut from the left: block_size=8" in capsys.readouterr().out
 
 
 def test_generation_looks_for_stop_strings_on_the_way(monkeypatch):
