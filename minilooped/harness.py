@@ -236,7 +236,7 @@ def load_tasks(
     """
     if include_path is not None and not Path(include_path).is_dir():
         raise FileNotFoundError(f"no folder {include_path}: --include-path takes one with the YAML files of your tasks")
-    names = list(dict.fromkeys(chain.from_iterable(GROUPS.get(name, (name,)) for name in names)))
+    names = list(chain.from_iterable(GROUPS.get(name, (name,)) for name in names))
     manager = None if include_path is None else TaskManager(include_path=include_path, include_defaults=False)
     if manager is None or not set(names) <= set(manager.all_subtasks):
         manager = TaskManager(include_path=include_path)  # with the harness's own: thousands of files, some seconds

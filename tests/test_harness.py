@@ -123,6 +123,14 @@ def test_log_likelihoods_of_mixed_lengths_are_those_of_one_row_at_a_time(config,
     assert "notice   3 of 8 contexts are cut from the left: block_size=8" in capsys.readouterr().out
 
 
+def test_rows_of_about_one_length_go_together_and_the_longest_first(monkeypatch):
+    lm, lengths = LoopedLM(bigram(alphabet()), LETTERS, batch_size=2), []
+    score = lm._score
+    monkeypatch.setattr(lm, "_score", lambda rows: lengths.append([len(a + b) for a, b in rows]) or score(rows))
+    lm.loglikelihood(asks(("a", "b"), ("to be", "or"), ("a", "bcd"), ("not", "to"), ("bc", "d")))
+    assert lengths == [[7, 5], [4, 3], [2]]
+
+
 def test_a_bigram_model_gives_the_sum_of_its_table():
     logprob = torch.randn(V, V, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).log_softmax(dim=-1)
     text = "the rest is silence."
@@ -404,12 +412,16 @@ def looms_folders(monkeypatch):
     """As if the harness had the folders of LOOM's tasks only. To read all of them takes it many seconds."""
     own = Path(lm_eval.tasks.__file__).parent
     folders = [own / name for name in ("arc", "hellaswag", "openbookqa", "piqa", "winogrande", "siqa")]
-    manager = TaskManager(include_path=folders, include_defaults=False)
-    monkeypatch.setattr(harness, "TaskManager", lambda include_path=None, include_defaults=True: manager)
-    return manager
+
+    def manager(include_path=None, include_defaults=True):
+        paths = [*(folders if include_defaults else []), *([include_path] if include_path else [])]
+        return TaskManager(include_path=paths, include_defaults=False)
+
+    monkeypatch.setattr(harness, "TaskManager", manager)
+    return manager()
 
 
-def test_looms_tasks_are_seven_of_the_harness(looms_folders, monkeypatch):
+def test_looms_tasks_are_seven_of_the_harness(looms_folders, tasks_folder, monkeypatch):
     asked = []
 
     def refuse(path, *args, **options):
@@ -419,8 +431,10 @@ def test_looms_tasks_are_seven_of_the_harness(looms_folders, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     assert len(GROUPS["loom"]) == 7 and set(GROUPS["loom"]) <= set(looms_folders.all_subtasks)
     with pytest.raises(OSError, match=r"ConnectionError: cannot reach it.*takes a network once.*--include-path"):
-        load_tasks(["loom", "arc_easy"])
-    assert asked == ["allenai/ai2_arc"]
+        load_tasks(["loom"])
+    with pytest.raises(OSError, match="cannot reach it"):
+        load_tasks(["piqa", "spread"], tasks_folder)  # beside those of a folder
+    assert asked == ["allenai/ai2_arc", "baber/piqa"]
 
 
 def test_an_unknown_task_is_named_with_what_it_may_have_been(looms_folders):
