@@ -501,10 +501,13 @@ def test_what_is_scored_stays_when_a_later_loop_count_fails(trained, tasks_folde
     assert {row["n_loop"] for row in json.loads(out.read_text(encoding="utf-8"))["scores"]} == {1}
 
 
-def test_by_default_a_run_is_scored_as_it_was_trained_and_a_limit_is_said(trained, tasks_folder, monkeypatch, capsys):
-    monkeypatch.chdir(trained)
-    status, out, _ = command(capsys, "tiny", "--tasks", "spread", "--include-path", tasks_folder, "--limit", 1)
-    assert status == 0 and "n_loop=2" in out and "Only the first 1 documents of each task count here." in out
+def test_by_default_a_run_is_scored_as_it_was_trained_and_a_limit_is_said(trained, tasks_folder, tmp_path, capsys):
+    out = tmp_path / "scores.json"
+    options = ["--tasks", "count", "--include-path", tasks_folder, "--limit", 1, "--out", out]
+    status, printed, _ = command(capsys, trained / "runs/tiny", *options)
+    assert status == 0 and "n_loop=2" in printed
+    assert "Only the first 1 documents of each task count here." in printed
+    assert [row["samples"] for row in json.loads(out.read_text(encoding="utf-8"))["scores"]] == [1]
 
 
 @pytest.mark.parametrize(("argv", "message"), [
