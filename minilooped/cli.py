@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The command line: ``minilooped train | plan | sample | prepare | sweep | claims | export | import``.
-=======
-"""The command line: ``minilooped train | sample | prepare | sweep | claims | export | import | eval``.
->>>>>>> ev
+"""The command line: ``minilooped train | plan | sample | prepare | sweep | claims | export | import | eval``.
 
 Each command's options are the fields of a typed dataclass, its help their comments. torch is imported by the command
 that needs it, so that ``minilooped --help`` answers at once.
@@ -298,7 +294,6 @@ def import_(argv: list[str]) -> int:
     return 0
 
 
-<<<<<<< HEAD
 def plan(argv: list[str]) -> int:
     """say what a training run will take: parameters, operations, memory, hours"""
     import tyro
@@ -328,7 +323,9 @@ def plan(argv: list[str]) -> int:
     default = Plan(start.preset, model=preset.model, train=preset.train)
     asked = tyro.cli(Plan, prog=prog, args=argv, default=default)
     print(page(asked.model, asked.train, gpu=asked.gpu, mfu=asked.mfu, gpu_memory=asked.gpu_memory))
-=======
+    return 0
+
+
 def eval_(argv: list[str]) -> int:
     """score a trained model on benchmarks, at one or several loop counts"""
     import json
@@ -393,7 +390,6 @@ def eval_(argv: list[str]) -> int:
         print(f"Only the first {asked.limit} documents of each task count here.")
     if asked.out is not None:
         print(f"Wrote {asked.out}")
->>>>>>> ev
     return 0
 
 
