@@ -28,6 +28,7 @@ About five minutes; a run that was stopped goes on where it was.
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import cache
 from unittest.mock import patch
 
 import torch
@@ -97,13 +98,15 @@ def task(arm: str, batches: int) -> LanguageModel:
     return LanguageModel(replace(MODEL, **model), replace(train, **training), 8)
 
 
-WINDOWS = task("full", 100).windows  # the same for every arm
+@cache
+def windows() -> list[tuple[Tensor, Tensor]]:
+    return task("full", 100).windows  # the same for every arm
 
 
 def measure(arm: str, batches: int, lr: float, seed: int) -> dict[str, list[float]]:
     with patch("minilooped.sweep.LoopedGPT", ARMS[arm][0]):
         *_, (model, _) = task(arm, batches).training(Trial("loom", 1, 9, lr, seed))
-    return dict(losses=[round(loss, 5) for loss in loss_after_each_loop(model, WINDOWS, n_loop=18)])
+    return dict(losses=[round(loss, 5) for loss in loss_after_each_loop(model, windows(), n_loop=18)])
 
 
 def tune(settings: dict, runs: list[dict]) -> dict[str, float]:
