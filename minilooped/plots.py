@@ -691,13 +691,13 @@ def loss_after_each_loop(
 def agreement(
     steps: Sequence[int], cosines: Mapping[str, Sequence[float]], *, title: str = "", ax: Axes | None = None
 ) -> Axes:
-    """Cosine with the full gradient over the steps of training, a line per way of cutting it."""
+    """Cosine with the gradient of ordinary backprop over the steps of training, a line per way of cutting it."""
     ax = figure() if ax is None else ax
     looks = zip((LINE, "#1e8449", MARKED), "s^o", ("--", ":", "-"), strict=True)
     for (name, values), (colour, marker, line) in zip(cosines.items(), looks, strict=False):
         ax.plot(steps, values, color=colour, marker=marker, linestyle=line, label=name)
     ax.set(
-        xlabel="training step", ylabel="cosine with the full gradient", xticks=list(steps), ylim=(0, 1.05), title=title
+        xlabel="training step", ylabel="cosine with ordinary backprop", xticks=list(steps), ylim=(0, 1.05), title=title
     )
     ax.legend(loc="lower left")
     return ax

@@ -925,7 +925,7 @@ def test_segment_cutter_shows_what_the_probes_measure(n_loop, segment, losses, s
     held = probes.batch_bytes(model, tokens[:, :-1], tokens[:, 1:])
     whole_model, _ = probes.fresh(widgets.replace(config, segment=None), 0, (2, 33))
     whole = probes.batch_bytes(whole_model, tokens[:, :-1], tokens[:, 1:])
-    assert f"{losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of uncut" in shown[0].alt
+    assert f"{losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of ordinary backprop's" in shown[0].alt
     memory = options["ax"].figure.axes[1]
     assert [bar.get_height() for bar in memory.patches] == pytest.approx([whole / 1e6, held / 1e6])
     assert max(whole, held) / 1e6 < memory.get_ylim()[1]
