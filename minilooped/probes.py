@@ -670,6 +670,13 @@ def added_memory(config: LoopedConfig, batch_size: int, checkpoints: bool, threa
     return resident("VmHWM") - before
 
 
+def largest_jump(losses: Sequence[float]) -> float:
+    """How far any step's loss stands above the mean of the 20 steps before it: the size of a spike, in nats."""
+    losses = torch.tensor(losses, dtype=torch.float64)
+    before = losses[:-1].unfold(0, 20, 1).mean(-1)  # of each step from the twenty-first on
+    return (losses[20:] - before).max().item()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Chapter 6: what each visit of shared weights hears and says. [2] DeepLoop, arXiv 2607.13491
 

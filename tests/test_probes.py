@@ -773,6 +773,14 @@ def test_resident_reads_kilobytes(monkeypatch, tmp_path):
     assert (probes.resident("VmHWM"), probes.resident("VmRSS")) == (12 * 1024, 7 * 1024)
 
 
+def test_largest_jump_is_above_the_twenty_steps_before():
+    falling = [float(60 - step) for step in range(60)]
+    assert probes.largest_jump(falling) == -10.5  # a step of a line below the mean of the 20 before it
+    spiked = [*falling[:40], 25.0, *falling[41:]]  # was 20, after 40 to 21 with a mean of 30.5
+    assert probes.largest_jump(spiked) == -5.5
+    assert probes.largest_jump([1.0] * 20 + [4.0]) == 3 and probes.largest_jump([9.0] + [1.0] * 20 + [4.0]) == 3
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Chapter 6: the visits of shared weights
 
