@@ -762,6 +762,11 @@ def test_peak_memory_is_that_of_a_fresh_process_and_sees_a_cut():
     del hoard
 
 
+def test_added_memory_is_the_peak_above_what_was_there_before(monkeypatch):
+    monkeypatch.setattr(probes, "resident", {"VmRSS": 5, "VmHWM": 12}.get)
+    assert probes.added_memory(tiny(), 2, False, torch.get_num_threads()) == 7
+
+
 def test_peak_memory_is_none_without_proc(monkeypatch, tmp_path):
     monkeypatch.setattr(probes, "STATUS", tmp_path / "status")
     assert probes.peak_memory(tiny(), 2) is None
