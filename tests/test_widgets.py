@@ -979,7 +979,7 @@ def test_held_and_peak_draws_one_scale_and_the_spread():
     right = left.figure.axes[1]
     assert left.lines[0].get_ydata().tolist() == [1, 1] and right.lines[0].get_ydata().tolist() == [2.5, 6]
     low, high = right.collections[0].get_datalim(right.transData).intervaly
-    assert (low, high) == (2, 8) and left.get_ylim() == right.get_ylim()
+    assert (low, high) == (2, 8) and left.get_ylim() == right.get_ylim() == (0, pytest.approx(8.4))
 
 
 # -- chapter 6 ---------------------------------------------------------------------------------------------------------
