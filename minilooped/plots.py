@@ -723,7 +723,7 @@ def held_and_peak(n_loops: Sequence[int], held: Mapping[str, np.ndarray], peak: 
     held_bytes(n_loops, peak, title="added to the process, at most", ax=right)
     right.set_ylabel("MB added")
     right.get_legend().remove()
-    left.set_ylim(0, 1.05 * max(np.max(values) for values in (*held.values(), *peak.values())) / 1e6)
+    left.set_ylim(0, 1.05 * max(np.asarray(values).max() for values in (*held.values(), *peak.values())) / 1e6)
     return left
 
 

@@ -975,7 +975,7 @@ def test_agreement_draws_a_line_for_each_way():
 
 
 def test_held_and_peak_draws_one_scale_and_the_spread():
-    left = plots.held_and_peak([3, 6], {"cut": [[1e6, 1e6]]}, {"cut": [[2e6, 4e6], [3e6, 8e6]]})
+    left = plots.held_and_peak([3, 6], {"cut": [[1e6, 1e6]]}, {"cut": torch.tensor([[2e6, 4e6], [3e6, 8e6]])})
     right = left.figure.axes[1]
     assert left.lines[0].get_ydata().tolist() == [1, 1] and right.lines[0].get_ydata().tolist() == [2.5, 6]
     low, high = right.collections[0].get_datalim(right.transData).intervaly
