@@ -720,13 +720,18 @@ def segment_cuts(reach: np.ndarray, *, title: str = "", ax: Axes | None = None) 
 
 @in_style
 def held_bytes(
-    n_loops: Sequence[int], curves: Mapping[str, Sequence[float]], *, title: str = "", ax: Axes | None = None
+    n_loops: Sequence[int], curves: Mapping[str, np.ndarray], *, title: str = "", ax: Axes | None = None
 ) -> Axes:
-    """Megabytes held for the backward pass over the loop count, a line per way of training."""
+    """Megabytes held for the backward pass over the loop count, a line per way of training.
+
+    curves: by name a value for each loop count, or several, (repeats, loop counts): mean, and least to most.
+    """
     ax = figure() if ax is None else ax
     looks = zip((MARKED, LINE, "#1e8449", "black"), "os^D", ("-", "--", ":", "-."), strict=True)
     for (name, values), (colour, marker, line) in zip(curves.items(), looks, strict=False):
-        ax.plot(n_loops, np.asarray(values) / 1e6, color=colour, marker=marker, linestyle=line, label=name)
+        megabytes = np.atleast_2d(values) / 1e6  # (repeats, loop counts)
+        ax.plot(n_loops, megabytes.mean(0), color=colour, marker=marker, linestyle=line, label=name)
+        ax.fill_between(n_loops, megabytes.min(0), megabytes.max(0), color=colour, alpha=0.2, linewidth=0)
     ax.set(xlabel="loops N", ylabel="MB held", xticks=list(n_loops), title=title)
     ax.set_ylim(bottom=0)
     ax.legend(loc="upper left")
@@ -758,18 +763,37 @@ def loss_after_each_loop(
 
 @in_style
 def agreement(
-    steps: Sequence[int], cosines: Mapping[str, Sequence[float]], *, title: str = "", ax: Axes | None = None
-) -> Axes:
-    """Cosine with the full gradient over the steps of training, a line per way of cutting it."""
+    x: Sequence[int], cosines: Mapping[str, np.ndarray], *, xlabel: str = "training step", title: str = "",
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Cosine with the gradient of ordinary backprop, a line per way of cutting it: the seeds' mean, least and most.
+
+    cosines: (seeds, points) by name, at the training steps or loop counts x.
+    """
     ax = figure() if ax is None else ax
     looks = zip((LINE, "#1e8449", MARKED), "s^o", ("--", ":", "-"), strict=True)
     for (name, values), (colour, marker, line) in zip(cosines.items(), looks, strict=False):
-        ax.plot(steps, values, color=colour, marker=marker, linestyle=line, label=name)
-    ax.set(
-        xlabel="training step", ylabel="cosine with the full gradient", xticks=list(steps), ylim=(0, 1.05), title=title
-    )
+        values = np.asarray(values)  # (seeds, points)
+        ax.plot(x, values.mean(0), color=colour, marker=marker, linestyle=line, label=name)
+        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+    ax.set(xlabel=xlabel, ylabel="cosine with ordinary backprop", xticks=list(x), ylim=(0, 1.05), title=title)
     ax.legend(loc="lower left")
     return ax
+
+
+@in_style
+def held_and_peak(n_loops: Sequence[int], held: Mapping[str, np.ndarray], peak: Mapping[str, np.ndarray]) -> Axes:
+    """Bytes by way of training over the loops: what autograd holds, and beside it what the process grows by.
+
+    held, peak: (repeats, loop counts) by name.
+    """
+    left, right = Figure(figsize=(10, 4)).subplots(1, 2, sharey=True)
+    held_bytes(n_loops, held, title="held by autograd", ax=left)
+    held_bytes(n_loops, peak, title="added to the process, at most", ax=right)
+    right.set_ylabel("MB added")
+    right.get_legend().remove()
+    left.set_ylim(0, 1.05 * max(np.asarray(values).max() for values in (*held.values(), *peak.values())) / 1e6)
+    return left
 
 
 # -- chapter 6 ---------------------------------------------------------------------------------------------------------

@@ -964,7 +964,7 @@ def test_segment_cutter_shows_what_the_probes_measure(n_loop, segment, losses, s
     held = probes.batch_bytes(model, tokens[:, :-1], tokens[:, 1:])
     whole_model, _ = probes.fresh(widgets.replace(config, segment=None), 0, (2, 33))
     whole = probes.batch_bytes(whole_model, tokens[:, :-1], tokens[:, 1:])
-    assert f"{losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of uncut" in shown[0].alt
+    assert f"{losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of ordinary backprop's" in shown[0].alt
     memory = options["ax"].figure.axes[1]
     assert [bar.get_height() for bar in memory.patches] == pytest.approx([whole / 1e6, held / 1e6])
     assert max(whole, held) / 1e6 < memory.get_ylim()[1]
@@ -1006,9 +1006,19 @@ def test_loss_after_each_loop_draws_mean_and_band():
 
 
 def test_agreement_draws_a_line_for_each_way():
-    ax = plots.agreement([1, 5], {"cut": [0.9, 0.8], "segments": [0.9, 0.5]}, title="K = 3")
-    assert [line.get_ydata().tolist() for line in ax.lines] == [[0.9, 0.8], [0.9, 0.5]]
-    assert ax.get_ylim()[0] == 0 and ax.get_title() == "K = 3"
+    ax = plots.agreement([1, 5], {"cut": [[0.9, 0.8]], "segments": [[0.9, 0.5], [0.7, 0.3]]}, title="K = 3")
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[0.9, 0.8], pytest.approx([0.8, 0.4])]
+    low, high = ax.collections[1].get_datalim(ax.transData).intervaly
+    assert (low, high) == (0.3, 0.9)
+    assert ax.get_ylim()[0] == 0 and ax.get_title() == "K = 3" and ax.get_xlabel() == "training step"
+
+
+def test_held_and_peak_draws_one_scale_and_the_spread():
+    left = plots.held_and_peak([3, 6], {"cut": [[1e6, 1e6]]}, {"cut": torch.tensor([[2e6, 4e6], [3e6, 8e6]])})
+    right = left.figure.axes[1]
+    assert left.lines[0].get_ydata().tolist() == [1, 1] and right.lines[0].get_ydata().tolist() == [2.5, 6]
+    low, high = right.collections[0].get_datalim(right.transData).intervaly
+    assert (low, high) == (2, 8) and left.get_ylim() == right.get_ylim() == (0, pytest.approx(8.4))
 
 
 # -- chapter 6 ---------------------------------------------------------------------------------------------------------
