@@ -65,9 +65,9 @@ def test_numbers_and_bands_are_printed_as_one_reads_them():
     assert [str(band) for band in bands] == ["0.9 to 1.1", "exactly 1", "at least 5", "at most 5"]
 
 
-def test_uncertainty_is_two_standard_errors():
+def test_uncertainty_is_that_of_a_mean_by_students_t_and_of_a_slope_by_its_fit():
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    error = 2 * (5 / 3) ** 0.5 / 2
+    error = 3.182 * (5 / 3) ** 0.5 / 2
     assert claims.over_seeds(values) == pytest.approx((2.5, 2.5 - error, 2.5 + error))
     assert claims.slope((1, 2, 4), torch.tensor([[1.0, 4, 16], [3, 12, 48]])) == pytest.approx((2, 2, 2))
 
