@@ -112,9 +112,9 @@ def exactly(value: float) -> Measured:
 
 
 def over_seeds(values: Tensor) -> Measured:
-    """Mean of the values (S,), two standard errors to either side."""
-    error = 2 * values.std().item() / math.sqrt(len(values))
-    return Measured(values.mean().item(), values.mean().item() - error, values.mean().item() + error)
+    """Mean of the values (S,) and its 95 % interval by Student's t: `ablation.interval`."""
+    mean, half = ablation.interval(values)
+    return Measured(mean, mean - half, mean + half)
 
 
 def slope(x: Sequence[float], values: Tensor) -> Measured:
@@ -1180,7 +1180,8 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         {"cost of another loop's router, over that of a random one": Band(0.5, null=(-0.1, 0.1))}, specialised,
         note="This shows that a loop relies on its own router, by a few thousandths of a nat, not that the router has "
         "learned what its loop is for. When swapped, independent routers (32 experts, six seeds, chapter 7) cost 0.75 "
-        "of a random one, and 0.83 if never trained. Copies have no such control: untrained, they stay alike.",
+        "of a random one, and 0.83 if never trained. Copies have no such control: untrained, they stay alike. All "
+        "three seeds lie in the band; by two standard errors the claim held, by Student's t the interval leaves it.",
     ),
     Claim(
         "P3-b-chance", "A cosine of loads near 1 is no sign of it: independent random routers have that too, and their "
@@ -1407,9 +1408,10 @@ def page(ledger: Ledger) -> str:
         "# What the papers claim, and what this code measures",
         "",
         "Made by `minilooped claims --out`, not by hand. Each claim is a function in `minilooped/claims.py`, with the "
-        "band in which it has to lie; the verdict follows from the two. An interval is two standard errors over seeds "
-        "to either side. It holds here if all of it lies in the band. It is not visible at this scale if it reaches "
-        "into the band only in part, or to where it would be without any effect. Otherwise it is contradicted here. "
+        "band in which it has to lie; the verdict follows from the two. An interval of a mean over seeds is that of "
+        "95 % by Student's t, that of a slope two standard errors to either side. It holds here if all of "
+        "it lies in the band. It is not visible at this scale if it reaches into the band only in part, or to where it "
+        "would be without any effect. Otherwise it is contradicted here. "
         "A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known here from "
         "an account of the paper and not from its text.",
         "",

@@ -307,7 +307,7 @@ LOOPS = (1, 3, 6, 12)
 
 @cache
 def _variance(parts: tuple[str, ...]) -> Tensor:
-    return probes.variance_over_loops(assembled(parts), LOOPS, seeds=(0, 1))  # (S, K)
+    return probes.variance_over_loops(assembled(parts), LOOPS)  # (S, K)
 
 
 def draw_loom_parts(runs: Sequence[Run], parts: Collection[str]) -> None:

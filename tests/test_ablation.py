@@ -116,6 +116,10 @@ def test_interval_is_that_of_students_t():
     # With one degree of freedom t is Cauchy's, with two it has a closed form as well.
     assert STUDENT[2] == pytest.approx(math.tan(math.pi * 0.475), rel=1e-4)
     assert STUDENT[3] == pytest.approx(0.95 * (2 / (4 * 0.975 * 0.025)) ** 0.5, rel=1e-4)
+    for n, t in STUDENT.items():  # its density has 95 % between -t and t
+        x = torch.linspace(-t, t, 10_001, dtype=torch.float64)
+        scale = math.exp(math.lgamma(n / 2) - math.lgamma((n - 1) / 2)) / ((n - 1) * math.pi) ** 0.5
+        assert torch.trapezoid(scale * (1 + x**2 / (n - 1)) ** (-n / 2), x).item() == pytest.approx(0.95, abs=3e-5)
 
 
 def test_load_reads_what_was_written(tmp_path):

@@ -891,7 +891,7 @@ def test_switchboard_shows_the_variance_it_names_and_what_was_recorded(parts, tr
     calls = drawn_by(monkeypatch, "variants")
     widgets.draw_loom_parts(RUNS, parts)
     ((loops, curves), options) = calls[0]
-    own = probes.variance_over_loops(assembled(parts), loops, seeds=(0, 1))
+    own = probes.variance_over_loops(assembled(parts), loops)
     assert torch.equal(curves[options["front"]], own)
     first, second = options["title"].splitlines()
     assert first == ("all parts" if parts else "no part") or first.split(" + ") == list(parts)
