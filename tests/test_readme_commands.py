@@ -44,9 +44,9 @@ def folder(tmp_path_factory) -> Path:
     datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("readme")
     (folder / "my.txt").write_text("To be, or not to be: that is the question. " * 40, encoding="utf-8")
-    (folder / "pages").mkdir()
+    (folder / "hub/fineweb-edu").mkdir(parents=True)
     rows = dict(text=[f"Page {i}: " + "all the world's a stage. " * 20 for i in range(30)])
-    datasets.Dataset.from_dict(rows).to_parquet(folder / "pages" / "0.parquet")
+    datasets.Dataset.from_dict(rows).to_parquet(folder / "hub/fineweb-edu/0.parquet")
     torch.manual_seed(0)
     sizes = dict(vocab_size=50257, n_positions=12, n_layer=1, n_head=2, n_embd=8)
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(folder / "path/to/gpt2")
@@ -62,7 +62,7 @@ def test_the_commands_of_the_readme_run_in_its_order(folder, monkeypatch, capsys
     pytest.importorskip("lm_eval")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(shards, "FINEWEB_EDU", Source(str(folder / "pages")))
+    monkeypatch.setattr(shards, "FINEWEB_EDU", Source(str(folder / "hub/fineweb-edu")))
     monkeypatch.setattr(train, "evaluate", lambda *_, **__: 4.0)  # seconds over the whole validation split
     scored = []  # the harness's own tasks take a network once
     monkeypatch.setattr(harness, "load_tasks", lambda names, *_: names)
