@@ -52,7 +52,7 @@ from tqdm.auto import tqdm
 
 from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import provenance
+from minilooped.provenance import differences, provenance
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
@@ -125,8 +125,8 @@ def main() -> None:
         OUT.write_text(json.dumps(head) + "\n", encoding="utf-8")
     head, *runs = map(json.loads, OUT.read_text(encoding="utf-8").splitlines())
     known = settings | dict(arms={name: settings["arms"].get(name) for name in head["arms"]})
-    if {name: head[name] for name in settings} != known:
-        raise SystemExit(f"{OUT} was made with other settings: move it away")
+    if differing := differences(head, known):
+        raise SystemExit(f"{OUT} was made with other settings ({differing}): move it away")
     if known != settings:  # arms were added
         _, *lines = OUT.read_text(encoding="utf-8").splitlines(keepends=True)
         OUT.write_text("".join([json.dumps(head | settings) + "\n", *lines]), encoding="utf-8")

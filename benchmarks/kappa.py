@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import provenance
+from minilooped.provenance import differences, provenance
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
@@ -58,8 +58,8 @@ def main() -> None:
         head = settings | dict(provenance=provenance("python benchmarks/kappa.py"))
         OUT.write_text(json.dumps(head) + "\n", encoding="utf-8")
     head, *runs = map(json.loads, OUT.read_text(encoding="utf-8").splitlines())
-    if {name: head.get(name) for name in settings} != settings:
-        raise SystemExit(f"{OUT} was made with other settings: move it away")
+    if differing := differences(head, settings):
+        raise SystemExit(f"{OUT} was made with other settings ({differing}): move it away")
     done = [(run["rule"], run["R"], run["seed"]) for run in runs]
     planned = [(rule, R, seed) for seed, rule, R in product(SEEDS, RULES, R_ALL)]
     for run in tqdm([run for run in planned if run not in done], unit="run"):

@@ -9,7 +9,7 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,21 @@ def _first_line(*command: str) -> str | None:
     return said.stdout.strip().partition("\n")[0]
 
 
+def differences(stored: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """Names and values of the settings in `now` that `stored` has otherwise; "" where they agree.
+
+    A switch that came after the recording agrees as long as it is off, None or False.
+    """
+    found = []
+    for name, value in now.items():
+        before = stored.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            found.append(differences(before, value, f"{prefix}{name}."))
+        elif before != value and not (value is False and name not in stored):
+            found.append(f"{prefix}{name} was {before!r} and is now {value!r}")
+    return "; ".join(filter(None, found))
+
+
 def record(
     path: Path,
     settings: dict[str, Any],
@@ -66,8 +81,8 @@ def record(
     """
     settings = json.loads(json.dumps(settings))
     stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(settings=settings, runs=[])
-    if stored["settings"] != settings:
-        raise ValueError(f"{path} was recorded with other settings: move it away first")
+    if differing := differences(stored["settings"], settings):
+        raise ValueError(f"{path} was recorded with other settings ({differing}): move it away first")
     missing = [run for run in runs if not any(run.items() <= row.items() for row in stored["runs"])]
     if missing:
         now = provenance(made_by or f"python benchmarks/{path.stem}.py")

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from .data import BatchStream, Corpus, eval_windows, load_corpus
 from .model import LoopedConfig, LoopedGPT, Row, rms_norm
-from .provenance import provenance
+from .provenance import differences, provenance
 from .train import NextLoss, TrainConfig, evaluate, learning_rate, pick_device, pick_dtype, train_step
 
 
@@ -179,7 +179,7 @@ def sweep(
     done: dict[Trial, float] = {}
     if path is not None and (path := Path(path)).exists():
         stored, done = load(path)
-        if differing := _differences(stored, json.loads(json.dumps(head))):
+        if differing := differences(stored, json.loads(json.dumps(head))):
             raise ValueError(f"{path} holds a sweep with other settings ({differing}): give another file")
         head = stored
     elif path is not None:
@@ -222,18 +222,6 @@ def _write(path: Path, head: Mapping[str, Any], losses: Losses) -> None:
         writer.writerow(COLUMNS)
         writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
     new.replace(path)
-
-
-def _differences(stored: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """Names and values of the settings in `now` that `stored` has otherwise."""
-    found = []
-    for name, value in now.items():
-        before = stored.get(name)
-        if isinstance(value, dict) and isinstance(before, dict):
-            found.append(_differences(before, value, f"{prefix}{name}."))
-        elif before != value:
-            found.append(f"{prefix}{name} was {before!r} and is now {value!r}")
-    return "; ".join(filter(None, found))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

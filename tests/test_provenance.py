@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minilooped import provenance as module
-from minilooped.provenance import gpu_results, provenance, record
+from minilooped.provenance import differences, gpu_results, provenance, record
 
 RUNS = [dict(arm=arm, seed=seed) for seed in (1, 2) for arm in ("a", "b")]
 
@@ -59,7 +59,7 @@ def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "mine.json"
     record(path, dict(width=8), RUNS, lambda **run: {})
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"mine\.json was recorded with other settings: move it away"):
+    with pytest.raises(ValueError, match=r"mine\.json was recorded with other settings \(width was 8 and is now 16\): move it away"):
         record(path, dict(width=16), RUNS, lambda **run: {})
     assert path.read_bytes() == before
 
@@ -114,3 +114,12 @@ def test_gpu_results_by_step_or_none(tmp_path):
     found = gpu_results(tmp_path)
     assert list(found) == ["lr"] and found["lr"]["settings"] == dict(width=8)
     assert found["lr"]["runs"][0] == RUNS[0] | dict(loss=1.0)
+
+
+def test_a_switch_that_came_after_a_recording_agrees_while_it_is_off():
+    stored = dict(model=dict(width=8), lr=1e-3)
+    assert differences(stored, dict(model=dict(width=8, recompute=False, chunk=None), lr=1e-3)) == ""
+    assert differences(stored, dict(model=dict(width=8, recompute=True), lr=1e-3)) == (
+        "model.recompute was None and is now True"
+    )
+    assert differences(dict(model=dict(recompute=True)), dict(model=dict(recompute=False)))
