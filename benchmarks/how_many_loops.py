@@ -4,10 +4,10 @@ The protocol was written down, and committed, before the runs. Nothing in it was
 
 Text. A character-level language model on the embedded plays: width 64, 4 heads, windows of 64 characters in batches of
 16, SwiGLU, a head of its own, init_std = width^(-1/2), the embedding normed. AdamW (0.9, 0.95), weight decay 0.1,
-clipping at 1, 20 steps of warm-up, flat, the last third of the steps down in a line to a tenth. bfloat16 products,
+clipping at 1, 12 steps of warm-up, flat, the last third of the steps down in a line to a tenth. bfloat16 products,
 float32 weights, one thread. Losses are over every eighth batch of validation windows, in float32.
 
-dial: what the loop count at test time does, 200 steps at learning rate 8e-3, seeds 1, 2 (3 for `factored`).
+dial: what the loop count at test time does, 120 steps at learning rate 8e-3, seeds 1, 2 (3 for `factored`).
     Rules: `none`; `factored` with l_ref = 2 (so the branch is 1/N); `loom` with all its parts and 8 experts (per-loop
     routers, re-injection, looping residual, loop-end norm). 2 blocks. Ways of training, each with every rule:
         fixed 4           4 loops in every step, the loss after the last one
@@ -17,12 +17,12 @@ dial: what the loop count at test time does, 200 steps at learning rate 8e-3, se
     and, not for `loom`, fixed 8 and drawn 1 to 8. Recorded: the loss read out after each of 12 loops.
 
 compute: blocks and loops at equal work. Rule `factored`, l_ref = 2: 2 blocks in N = 1, 2, 4, 8 loops, and 8 blocks
-    once. A budget is steps times visits, C = 800, 1600, 3200: steps = C / (L N). So at C = 3200 2 x 1 makes 1600 steps
-    and 2 x 4 and 8 x 1 make 400; 2 x 1 makes 400 at C = 800. Each model's learning rate is the best of 4, 8, 16
-    thousandths at C = 1600 for seed 0, which counts for nothing else; where the best is at an edge, the grid goes on by
+    once. A budget is steps times visits, C = 480, 960, 1920: steps = C / (L N). So at C = 1920 2 x 1 makes 960 steps
+    and 2 x 4 and 8 x 1 make 240; 2 x 1 makes 240 at C = 480. Each model's learning rate is the best of 4, 8, 16
+    thousandths at C = 960 for seed 0, which counts for nothing else; where the best is at an edge, the grid goes on by
     factors of two. Then seeds 1, 2, 3. Recorded: the loss after the last loop, the operations per token.
 
-About 25 minutes of one core; a run that was stopped goes on where it was. What loops do on a task that needs depth is
+About 14 minutes of one core; a run that was stopped goes on where it was. What loops do on a task that needs depth is
 recorded by p_hop.py.
 """
 
@@ -62,12 +62,12 @@ WAYS = {
 
 
 SIZES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "2 x 4": (2, 4), "2 x 8": (2, 8), "8 x 1": (8, 1)}
-BUDGETS, LAST = (800, 1600, 3200), 12  # steps times visits; loops read out
+BUDGETS, LAST = (480, 960, 1920), 12  # steps times visits; loops read out
 
 
 def text(model: LoopedConfig, steps: int, **training: str) -> LanguageModel:
     train = TrainConfig(
-        max_steps=steps, batch_size=16, schedule="wsd", warmup_steps=20, decay_steps=steps // 3, weight_decay=0.1,
+        max_steps=steps, batch_size=16, schedule="wsd", warmup_steps=12, decay_steps=steps // 3, weight_decay=0.1,
         dtype="bfloat16", threads=1, step_per_segment=False, **training,
     )  # fmt: skip
     return LanguageModel(model, train, 8)
@@ -75,7 +75,7 @@ def text(model: LoopedConfig, steps: int, **training: str) -> LanguageModel:
 
 def dial(rule: str, way: str) -> LanguageModel:
     n_loop, sampling, segment = WAYS[way]
-    return text(replace(RULES[rule], n_loop=n_loop, segment=segment), 200, n_loop_sampling=sampling)
+    return text(replace(RULES[rule], n_loop=n_loop, segment=segment), 120, n_loop_sampling=sampling)
 
 
 def compute(size: str, budget: int) -> LanguageModel:
@@ -84,7 +84,7 @@ def compute(size: str, budget: int) -> LanguageModel:
 
 
 DIALS = {f"{rule}, {way}": dial(rule, way) for way in WAYS for rule in RULES if rule != "loom" or WAYS[way][0] == 4}
-WINDOWS = compute("2 x 1", 800).windows  # the same for every run
+WINDOWS = compute("2 x 1", 480).windows  # the same for every run
 
 
 def measure(part: str, arm: str, budget: int, lr: float, seed: int) -> dict[str, Any]:

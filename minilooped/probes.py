@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from .data import Tokenizer
+from .data import Task, Tokenizer
 from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
 from .toy import rms
 from .train import NextLoss, evaluate, loop_rms, sample, train_step
@@ -676,3 +676,19 @@ def stream_gradients(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
         loss = model(idx, targets)[1]
     norms = [gradient.norm() for gradient in torch.autograd.grad(loss, before)]
     return torch.stack(norms).view(-1, len(model.blocks)).cpu()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 11: reading every loop out
+
+
+@torch.no_grad()
+def accuracy_by_loop(model: LoopedGPT, task: Task, n_loop: int | None = None) -> list[float]:
+    """Share of the scored targets that are the likeliest token, read out after each loop, in eval mode.
+
+    task: x and y, (B, T) each, -100 where nothing is scored; n_loop: another loop count than the trained one.
+    """
+    scored = task.y != -100
+    with evaluating(model):
+        states = model(task.x, n_loop=n_loop, return_states=True)[2]
+        return [(model.logits(h).argmax(-1) == task.y)[scored].double().mean().item() for h in states]
