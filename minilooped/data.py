@@ -570,12 +570,12 @@ def p_hop(
     away, where there are that many. Returns the batch and each row's p, (B,). Tokens go up to `letters` + max(hops).
 
     No letter follows itself: of letters drawn freely the last two are equal once in `letters` times, such a jump lands
-    where it began, and saying the current letter would pass for an answer. Source: arXiv 2402.09268, section 4; p in
+    where it began, and saying the current letter would pass for an answer. The task is one of arXiv 2502.17416; p in
     front and a score at every letter are ours. Raises ValueError for fewer than 3 letters, which leave nothing to draw,
-    or a p below 1.
+    a window without room for a jump, or a p below 1.
     """
-    if letters < 3 or length < 2 or not hops or min(hops) < 1:
-        raise ValueError(f"p-hop needs letters >= 3, length >= 2 and hops >= 1, not {letters}, {length}, {tuple(hops)}")
+    if letters < 3 or length < 3 or not hops or min(hops) < 1:
+        raise ValueError(f"p-hop needs letters >= 3, length >= 3 and hops >= 1, not {letters}, {length}, {tuple(hops)}")
     steps = torch.randint(1, letters, (batch, length - 1), generator=generator)  # from letter to letter, never 0
     first = torch.randint(letters, (batch, 1), generator=generator)
     text = (first + steps.cumsum(1) - steps[:, :1]) % letters  # (B, T - 1)
@@ -597,8 +597,8 @@ def permutations(batch: int, length: int, *, n: int = 5, generator: torch.Genera
     """The word problem of S_n: what the first 1, 2, ..., T of a sequence of permutations make when done in turn.
 
     Tokens are the n! permutations of n things, in lexicographic order. x: (B, T) drawn evenly; y: at position t the
-    product of the first t + 1, the earliest done first. S5 is the smallest symmetric group that is not solvable, which
-    keeps a model of fixed depth from any length (arXiv 2404.08819). Raises ValueError unless 2 <= n <= 6.
+    product of the first t + 1, the earliest done first. S5 is the smallest symmetric group that is not solvable.
+    Raises ValueError unless 2 <= n <= 6.
     """
     if not 2 <= n <= 6:
         raise ValueError(f"n={n} must be from 2 to 6: the vocabulary has n! tokens, and their products n! squared")
