@@ -452,12 +452,12 @@ def draw_loops(
     it lies above the lowest. A text that is too long for the figure is cut; its last letter is only asked for.
     """
     means = {name: torch.as_tensor(values).mean(0) for name, values in curves.items()}
-    losses, network = means[curve], models[model]
+    losses, network = means[curve].tolist(), models[model]
     ids = torch.as_tensor(tokenizer.encode(text[: min(SHOWN, network.config.block_size) + 1]))
     lens = probes.logit_lens(network, ids[:-1], ids[1:], n_loop)
     letters = [tokenizer.decode([token]) for token in ids.tolist()]
     said = [[tokenizer.decode([token]) for token in row] for row in lens.token.tolist()]
-    best, here = int(losses.argmin()), losses[n_loop - 1]
+    best, here = losses.index(min(losses)), losses[n_loop - 1]
     title = (
         f"{curve}, read out after loop {n_loop}: {here:.3f} nats, {here - losses[best]:.3f} above loop {best + 1}\n"
         f"{model}, the text above: {(lens.rank[-1] == 1).float().mean():.0%} right"
@@ -467,7 +467,7 @@ def draw_loops(
     dial.plot([n_loop], [here], marker="s", markersize=11, color=plots.MARKED)
     dial.set(xlabel="loops at test time", ylabel="validation loss, nats")
     every = torch.cat(list(means.values()))
-    dial.set_ylim(every.min() - 0.03, every.max() + 0.03)  # one scale for every position
+    dial.set_ylim(every.min().item() - 0.03, every.max().item() + 0.03)  # one scale for every position
     plots.lens_table(said, lens.right.numpy(), letters[:-1], letters[1:], trained=network.config.n_loop, ax=table)
     dial.figure.suptitle(title, fontsize=11)
     plots.show(dial, f"Loss over the loops, and the likeliest letter after each loop. {title}.".replace("\n", "; "))
