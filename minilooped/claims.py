@@ -1284,7 +1284,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "2 x 3 less 2 x 1 with three times the steps": Band(0.05, null=(-0.02, 0.02)),
             "6 x 1 less 2 x 3": Band(-1, 0.05),
         },
-        loops_for_layers, note="One learning rate for all. Seed 1 of the first pair had been seen when the bands were set.",
+        loops_for_layers, note="One learning rate for all. Seed 1 of the first pair had been seen before the bands.",
     ),
     Claim(
         "R-layernorm-scaling", "LayerNorm Scaling tames untied depth, not loops: tied, the stream still grows like √N.",
