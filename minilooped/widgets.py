@@ -465,7 +465,7 @@ def draw_loops(
     dial, table = Figure(figsize=(11, 4.6)).subplots(1, 2, width_ratios=(2, 5))
     dial.plot(range(1, len(losses) + 1), losses, color=plots.LINE, marker="o", markersize=4)
     dial.plot([n_loop], [here], marker="s", markersize=11, color=plots.MARKED)
-    dial.set(xlabel="loops at test time", ylabel="validation loss, nats")
+    dial.set(xlabel="loops at test time", ylabel="validation loss, nats", xticks=range(1, len(losses) + 1))
     every = torch.cat(list(means.values()))
     dial.set_ylim(every.min().item() - 0.03, every.max().item() + 0.03)  # one scale for every position
     plots.lens_table(said, lens.right.numpy(), letters[:-1], letters[1:], trained=network.config.n_loop, ax=table)
