@@ -715,7 +715,8 @@ def segments_trained() -> dict[str, Measured]:
 
 
 # Chapter 11. Recorded by `python benchmarks/how_many_loops.py` and `python benchmarks/p_hop.py`.
-LOOPS, HOPS = SWEEP.with_name("how_many_loops.json"), SWEEP.with_name("p_hop.json")
+LOOPS = SWEEP.with_name("how_many_loops.json")
+HOPS, LONGER_HOPS = SWEEP.with_name("p_hop.json"), SWEEP.with_name("p_hop_long.json")
 
 
 def recorded(path: Path, chosen: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> dict[int, float]:
@@ -758,17 +759,27 @@ def equal_work() -> dict[str, Measured]:
     return {f"2 x 1 less {size}, nats": paired(loss("2 x 1"), loss(size)) for size in ("2 x 2", "2 x 4")}
 
 
+def four_hops(arm: str, loops: int, path: Path = HOPS) -> dict[int, float]:
+    """Share of right answers to four hops, read out after so many loops, by seed."""
+    return recorded(path, dict(arm=arm), lambda run: run["by_loop"][loops - 1][2])
+
+
 def loops_for_layers() -> dict[str, Measured]:
     """Share of right answers to four hops: blocks in loops against those blocks once, and as many blocks as visits."""
 
-    def right(arm: str) -> dict[int, float]:
-        loops = 3 if arm == "2 x 3" else 1
-        return recorded(HOPS, dict(arm=arm), lambda run: run["by_loop"][loops - 1][2])
-
     return {
-        "2 x 3 less 2 x 1": paired(right("2 x 3"), right("2 x 1")),
-        "2 x 3 less 2 x 1 with three times the steps": paired(right("2 x 3"), right("2 x 1, long")),
-        "6 x 1 less 2 x 3": paired(right("6 x 1"), right("2 x 3")),
+        "2 x 3 less 2 x 1": paired(four_hops("2 x 3", 3), four_hops("2 x 1", 1)),
+        "2 x 3 less 2 x 1 with three times the steps": paired(four_hops("2 x 3", 3), four_hops("2 x 1, long", 1)),
+        "6 x 1 less 2 x 3": paired(four_hops("6 x 1", 1), four_hops("2 x 3", 3)),
+    }
+
+
+def longer_loops_for_layers() -> dict[str, Measured]:
+    """The same where the looped blocks have three times the steps, beside the same blocks once with as many."""
+    looped = four_hops("2 x 3, long", 3, LONGER_HOPS)
+    return {
+        "2 x 3 less 2 x 1, both 1800 steps": paired(looped, four_hops("2 x 1, long", 1)),
+        "6 x 1, 600 steps, less 2 x 3, 1800 steps": paired(four_hops("6 x 1", 1), looped),
     }
 
 
@@ -1285,6 +1296,16 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "6 x 1 less 2 x 3": Band(-1, 0.05),
         },
         loops_for_layers, note="One learning rate for all. Seed 1 of the first pair had been seen before the bands.",
+    ),
+    Claim(
+        "R-p-hop-long", "The same, given three times the steps.",
+        "Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand", "k blocks in L loops nearly match kL blocks",
+        "minutes", "recorded (chapter 11): as R-p-hop, 1800 steps",
+        {
+            "2 x 3 less 2 x 1, both 1800 steps": Band(0.05, null=(-0.02, 0.02)),
+            "6 x 1, 600 steps, less 2 x 3, 1800 steps": Band(-1, 0.05),
+        },
+        longer_loops_for_layers, note="Added after R-p-hop, whose looped runs were still rising at 600 steps.",
     ),
     Claim(
         "R-layernorm-scaling", "LayerNorm Scaling tames untied depth, not loops: tied, the stream still grows like √N.",
