@@ -626,8 +626,8 @@ def test_updates_of_earlier_segments_stand_when_a_later_one_is_not_finite(monkey
     model, batch = tiny_model(LOOM), tiny_batch(4)
     segment_losses = LoopedGPT.segment_losses
 
-    def poisoned(model, *args):
-        for segment, loss in enumerate(segment_losses(model, *args), start=1):
+    def poisoned(model, *args, **options):
+        for segment, loss in enumerate(segment_losses(model, *args, **options), start=1):
             yield loss * math.nan if segment == 2 else loss
 
     reference = tiny_model(LOOM)
