@@ -714,7 +714,7 @@ def segments_trained() -> dict[str, Measured]:
     }
 
 
-# Chapter 11. Recorded by `python benchmarks/how_many_loops.py` and `python benchmarks/p_hop.py`.
+# Chapter 11. Recorded by how_many_loops.py, p_hop.py and p_hop_long.py in benchmarks/.
 LOOPS = SWEEP.with_name("how_many_loops.json")
 HOPS, LONGER_HOPS = SWEEP.with_name("p_hop.json"), SWEEP.with_name("p_hop_long.json")
 

@@ -3,7 +3,8 @@
 A :class:`Corpus` is a training and a validation split of one text as token ids, with the tokenizer that made them. The
 embedded one (nine plays by Shakespeare) is tokenized in memory; :func:`prepare` turns any text file into token files;
 data sets that do not fit in memory are made by shards.py and read here. :class:`BatchStream` draws random windows to
-train on, :func:`eval_windows` walks over a whole split once.
+train on, :func:`eval_windows` walks over a whole split once. :func:`p_hop` and :func:`permutations` draw tasks that
+need depth.
 Nothing here touches the network, unless a tiktoken encoding other than GPT-2's is asked for.
 """
 
