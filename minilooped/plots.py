@@ -774,8 +774,8 @@ def lens_table(
     """The likeliest next token after every loop, a row for each loop, a column for each token.
 
     said: N rows of T tokens; right: (N, T), the probability of the right token, from white to dark. A token in bold is
-    the right one. read: the T tokens that were read, below; wanted: those that come next, above. trained: the loop
-    count of training, below which a dashed line is drawn.
+    the right one. read: the T tokens that were read, below; wanted: those that come next, in a first row. trained: the
+    loop count of training, below which a dashed line is drawn.
     """
     right = np.asarray(right)
     N, T = right.shape
@@ -785,20 +785,17 @@ def lens_table(
         return {" ": "␣", "\n": "⏎"}.get(token, token)
 
     ax.imshow(right, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(-0.5, T - 0.5, N + 0.5, 0.5))
-    for loop, (row, shares) in enumerate(zip(said, right, strict=True), start=1):
+    rows = enumerate(zip((wanted, *said), np.vstack((np.zeros(T), right)), strict=True))  # row 0: what comes next
+    for loop, (row, shares) in rows:
         for t, (token, share) in enumerate(zip(row, shares, strict=True)):
             style = dict(color="white" if share > 0.6 else "black", ha="center", va="center", in_layout=False)
             ax.text(t, loop, visible(token), fontweight="bold" if token == wanted[t] else "normal", **style)
     if trained is not None and trained < N:
         ax.axhline(trained + 0.5, color=MARKED, linestyle="--", linewidth=1.5)
-    ax.set_yticks(range(1, N + 1), [f"loop {loop}" for loop in range(1, N + 1)])
+    ax.set_yticks(range(N + 1), ["comes next", *(f"loop {loop}" for loop in range(1, N + 1))])
     ax.set_xticks(range(T), [visible(token) for token in read])
-    above = ax.secondary_xaxis("top")
-    above.set_xticks(range(T), [visible(token) for token in wanted], fontweight="bold")
-    for axis in (ax, above):
-        axis.tick_params(length=0)
-    ax.set_xlabel("read")
-    above.set_xlabel("comes next")
+    ax.tick_params(length=0)
+    ax.set(xlabel="read", ylim=(N + 0.5, -0.5))
     ax.grid(False)
     ax.spines[:].set_visible(False)
     ax.set_title(title, fontsize=11)

@@ -440,6 +440,8 @@ def multiplier_explorer() -> ipywidgets.VBox:
 # ----------------------------------------------------------------------------------------------------------------------
 # Chapter 11: the dial, and what a model would say after every loop
 
+READ = 20  # letters of a text, as many as a move has time for
+
 
 @plots.in_style
 def draw_loops(
@@ -453,7 +455,7 @@ def draw_loops(
     """
     means = {name: torch.as_tensor(values).mean(0) for name, values in curves.items()}
     losses, network = means[curve].tolist(), models[model]
-    ids = torch.as_tensor(tokenizer.encode(text[: min(SHOWN, network.config.block_size) + 1]))
+    ids = torch.as_tensor(tokenizer.encode(text[: min(READ, network.config.block_size) + 1]))
     lens = probes.logit_lens(network, ids[:-1], ids[1:], n_loop)
     letters = [tokenizer.decode([token]) for token in ids.tolist()]
     said = [[tokenizer.decode([token]) for token in row] for row in lens.token.tolist()]

@@ -1076,14 +1076,13 @@ def test_lens_table_writes_what_is_said_and_marks_what_is_right():
     ax = plots.lens_table(said, right, ["x", "\n"], ["a", " "], trained=2, title="t")
     written = {tuple(t.get_position()): (t.get_text(), t.get_fontweight()) for t in ax.texts}
     assert written == {
-        (0, 1): ("a", "bold"), (1, 1): ("b", "normal"), (0, 2): ("a", "bold"), (1, 2): ("c", "normal"),
+        (0, 0): ("a", "bold"), (1, 0): ("␣", "bold"), (0, 1): ("a", "bold"), (1, 1): ("b", "normal"), (0, 2): ("a", "bold"), (1, 2): ("c", "normal"),
         (0, 3): ("c", "normal"), (1, 3): ("␣", "bold"),
     }  # fmt: skip
     assert np.array_equal(ax.images[0].get_array(), right) and ax.images[0].get_clim() == (0, 1)
     assert [t.get_text() for t in ax.get_xticklabels()] == ["x", "⏎"] and ax.get_title() == "t"
-    assert [t.get_text() for t in ax.child_axes[0].get_xticklabels()] == ["a", "␣"]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["loop 1", "loop 2", "loop 3"]
-    assert [line.get_ydata()[0] for line in ax.lines] == [2.5] and ax.get_ylim() == (3.5, 0.5)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["comes next", "loop 1", "loop 2", "loop 3"]
+    assert [line.get_ydata()[0] for line in ax.lines] == [2.5] and ax.get_ylim() == (3.5, -0.5)
     assert not plots.lens_table(said, right, ["x", "y"], ["a", "b"], trained=3).lines
 
 
