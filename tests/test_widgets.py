@@ -1076,7 +1076,8 @@ def test_lens_table_writes_what_is_said_and_marks_what_is_right():
     ax = plots.lens_table(said, right, ["x", "\n"], ["a", " "], trained=2, title="t")
     written = {tuple(t.get_position()): (t.get_text(), t.get_fontweight()) for t in ax.texts}
     assert written == {
-        (0, 0): ("a", "bold"), (1, 0): ("␣", "bold"), (0, 1): ("a", "bold"), (1, 1): ("b", "normal"), (0, 2): ("a", "bold"), (1, 2): ("c", "normal"),
+        (0, 0): ("a", "bold"), (1, 0): ("␣", "bold"),
+        (0, 1): ("a", "bold"), (1, 1): ("b", "normal"), (0, 2): ("a", "bold"), (1, 2): ("c", "normal"),
         (0, 3): ("c", "normal"), (1, 3): ("␣", "bold"),
     }  # fmt: skip
     assert np.array_equal(ax.images[0].get_array(), right) and ax.images[0].get_clim() == (0, 1)
