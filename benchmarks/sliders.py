@@ -56,6 +56,12 @@ WIDGETS: dict[str, Callable[[], ipywidgets.VBox]] = {
     ),
     "loom_switchboard": lambda: widgets.loom_switchboard([]),
     "segment_cutter": widgets.segment_cutter,
+    "loop_lens": lambda: widgets.loop_lens(
+        {way: 2 + torch.rand(3, 12) for way in ("fixed", "drawn")},
+        {"mine": LoopedGPT(replace(SMALL, n_loop=4))},
+        LETTERS,
+        TEXTS[1],
+    ),
     "visit_explorer": lambda: widgets.visit_explorer({"64 loops": probes.first_steps(replace(SMALL, n_loop=64))}),
 }
 

@@ -778,6 +778,75 @@ def naive_trained() -> dict[str, Measured]:
     }
 
 
+# Chapter 11. Recorded by how_many_loops.py, p_hop.py and p_hop_long.py in benchmarks/.
+LOOPS = SWEEP.with_name("how_many_loops.json")
+HOPS, LONGER_HOPS = SWEEP.with_name("p_hop.json"), SWEEP.with_name("p_hop_long.json")
+
+
+def recorded(path: Path, chosen: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> dict[int, float]:
+    """A value of the recorded runs that have these settings, by seed; seed 0 was for tuning only."""
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    return {run["seed"]: value(run) for run in runs if run["seed"] > 0 and chosen.items() <= run.items()}
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Measured:
+    """The first less the second, over the seeds that both have."""
+    return over_seeds(torch.tensor([first[seed] - second[seed] for seed in first if seed in second]))
+
+
+def read_out(arm: str, loop: int) -> dict[int, float]:
+    """Loss after a loop, counted from 1, of an arm of the dial, by seed."""
+    return recorded(LOOPS, dict(part="dial", arm=arm), lambda run: run["losses"][loop - 1])
+
+
+def untrained_loops() -> dict[str, Measured]:
+    """What twelve loops do to models that were trained with four."""
+    arms = {f"{rule}, {way}" for rule in ("none", "factored") for way in ("fixed 4", "drawn 1 to 4")}
+    return {f"{arm}: loop 12 less loop 4, nats": paired(read_out(arm, 12), read_out(arm, 4)) for arm in sorted(arms)}
+
+
+def drawn_loops() -> dict[str, Measured]:
+    """What drawing the loop count gains at one loop, and costs at the largest, with `factored`."""
+    fixed, drawn = "factored, fixed 4", "factored, drawn 1 to 4"
+    return {
+        "fixed less drawn at loop 1, nats": paired(read_out(fixed, 1), read_out(drawn, 1)),
+        "drawn less fixed at loop 4, nats": paired(read_out(drawn, 4), read_out(fixed, 4)),
+    }
+
+
+def equal_work() -> dict[str, Measured]:
+    """What loops gain over one loop with as many more steps, at the largest budget."""
+
+    def loss(size: str) -> dict[int, float]:
+        return recorded(LOOPS, dict(part="compute", arm=size, budget=1920), lambda run: run["losses"][-1])
+
+    return {f"2 x 1 less {size}, nats": paired(loss("2 x 1"), loss(size)) for size in ("2 x 2", "2 x 4")}
+
+
+def four_hops(arm: str, loops: int, path: Path = HOPS) -> dict[int, float]:
+    """Share of right answers to four hops, read out after so many loops, by seed."""
+    return recorded(path, dict(arm=arm), lambda run: run["by_loop"][loops - 1][2])
+
+
+def loops_for_layers() -> dict[str, Measured]:
+    """Share of right answers to four hops: blocks in loops against those blocks once, and as many blocks as visits."""
+
+    return {
+        "2 x 3 less 2 x 1": paired(four_hops("2 x 3", 3), four_hops("2 x 1", 1)),
+        "2 x 3 less 2 x 1 with three times the steps": paired(four_hops("2 x 3", 3), four_hops("2 x 1, long", 1)),
+        "6 x 1 less 2 x 3": paired(four_hops("6 x 1", 1), four_hops("2 x 3", 3)),
+    }
+
+
+def longer_loops_for_layers() -> dict[str, Measured]:
+    """The same where the looped blocks have three times the steps, beside the same blocks once with as many."""
+    looped = four_hops("2 x 3, long", 3, LONGER_HOPS)
+    return {
+        "2 x 3 less 2 x 1, both 1800 steps": paired(looped, four_hops("2 x 1, long", 1)),
+        "6 x 1, 600 steps, less 2 x 3, 1800 steps": paired(four_hops("6 x 1", 1), looped),
+    }
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The ledger
 
@@ -785,6 +854,7 @@ def naive_trained() -> dict[str, Measured]:
 STEEPER = dict(zip(EPS, (Band(0.8, 1.3, null=(-0.1, 0.1)), Band(0.35, 0.7, null=(-0.1, 0.1)), FLAT), strict=True))
 EXACT, ONE, NOTHING = Band(0, 1e-12), Band(1, 1), Band(0, 0)
 ONE_TO_ROUNDING = Band(1 - 1e-12, 1 + 1e-12)
+DIALLED = "recorded (chapter 11): 2 blocks trained with 4 loops, d = 64, 120 steps on the embedded text"
 MODEL_OF = "Llama's block, d = 128, 3 seeds, "
 MODEL_AFTER_TEN = MODEL_OF + "10 AdamW steps at 1.25e-3"
 SMALL_MODEL = "untrained model, d = 64, 8 seeds"
@@ -1291,6 +1361,52 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         "Depth-μP, arXiv 2310.02244", "identities", "seconds", "rows of RULES, 1 to 48 layers",
         {f"difference, {pair}": NOTHING for pair in ("factored and depth_mup", "sqrt and none", "inverse and none")},
         rule_identities,
+    ),
+    Claim(
+        "R-untrained-loops", "Loops beyond those of training make the loss worse, drawn in training or not.",
+        "asked by us", "public logs: more loops at test time rarely help", "minutes", DIALLED,
+        {
+            f"{rule}, {way}: loop 12 less loop 4, nats": Band(0, null=(-0.01, 0))
+            for rule in ("factored", "none") for way in ("drawn 1 to 4", "fixed 4")
+        },
+        untrained_loops, note="Seed 1 of two arms had been seen when the band was set.",
+    ),
+    Claim(
+        "R-drawn-loops", "Loop counts drawn in training make few loops good, at little cost at the full count.",
+        "asked by us; drawn loops: recurrent depth, arXiv 2502.05171", "no such number", "minutes", DIALLED,
+        {
+            "fixed less drawn at loop 1, nats": Band(0.05, null=(-0.02, 0.02)),
+            "drawn less fixed at loop 4, nats": Band(-0.05, 0.05),
+        },
+        drawn_loops, note="Seed 1 had been seen when the bands were set. Drawn steps do five eighths of the work.",
+    ),
+    Claim(
+        "R-equal-work", "At equal work two blocks in loops end below the same two blocks with more steps.",
+        "P3-h, asked of a small dense model", "perplexity 18.36 to 16.54 at 700M, second-hand", "minutes",
+        "recorded (chapter 11): d = 64, 1920 steps times visits on the embedded text, each size near its best learning "
+        "rate",
+        {f"2 x 1 less {size}, nats": Band(0, null=(-0.01, 0)) for size in ("2 x 2", "2 x 4")}, equal_work,
+    ),
+    Claim(
+        "R-p-hop", "On p-hop a few blocks in loops do what only as many blocks as visits do otherwise.",
+        "Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand", "k blocks in L loops nearly match kL blocks",
+        "minutes", "recorded (chapter 11): d = 64, p = 4 of 1, 2, 4, 4 letters, windows of 32, 600 steps",
+        {
+            "2 x 3 less 2 x 1": Band(0.05, null=(-0.02, 0.02)),
+            "2 x 3 less 2 x 1 with three times the steps": Band(0.05, null=(-0.02, 0.02)),
+            "6 x 1 less 2 x 3": Band(-1, 0.05),
+        },
+        loops_for_layers, note="One learning rate for all. Seed 1 of the first pair had been seen before the bands.",
+    ),
+    Claim(
+        "R-p-hop-long", "The same, given three times the steps.",
+        "Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand", "k blocks in L loops nearly match kL blocks",
+        "minutes", "recorded (chapter 11): as R-p-hop, 1800 steps",
+        {
+            "2 x 3 less 2 x 1, both 1800 steps": Band(0.05, null=(-0.02, 0.02)),
+            "6 x 1, 600 steps, less 2 x 3, 1800 steps": Band(-1, 0.05),
+        },
+        longer_loops_for_layers, note="Added after R-p-hop, whose looped runs were still rising at 600 steps.",
     ),
     Claim(
         "R-layernorm-scaling", "LayerNorm Scaling tames untied depth, not loops: tied, the stream still grows like √N.",

@@ -835,12 +835,12 @@ class LoopedGPT(nn.Module):
         """Unique parameters: a looped block once, a tied matrix once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def flops_per_token(self, training: bool = True) -> int:
+    def flops_per_token(self, training: bool = True, n_loop: int | None = None) -> int:
         """Floating-point operations per token at a full window, for the executed depth.
 
         Two per weight of every matrix a token meets (L * N block visits, k + shared experts, one head per segment),
         and 4 T C per attention visit over T = block_size keys (the causal half is not subtracted, as is usual).
-        Training counts the backward pass as two forwards.
+        Training counts the backward pass as two forwards. n_loop: another loop count than the config's.
         """
         config = self.config
         width = config.n_embd
@@ -848,8 +848,9 @@ class LoopedGPT(nn.Module):
         if config.n_expert:
             mlp = mlp * (config.top_k + config.n_expert_shared) + width * config.n_expert
         visit = 2 * (4 * width**2 + mlp) + 4 * config.block_size * width
-        heads = len(config.segments()) if training else 1
-        forward = config.n_unroll * visit + heads * 2 * width * config.vocab_size
+        n_loop = self._loop_count(n_loop)
+        heads = len(config.segments(n_loop)) if training else 1
+        forward = config.n_layer * n_loop * visit + heads * 2 * width * config.vocab_size
         return 3 * forward if training else forward
 
     # -- optimizer -----------------------------------------------------------------------------------------------------

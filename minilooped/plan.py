@@ -140,7 +140,9 @@ def training_tokens(model_config: LoopedConfig, train_config: TrainConfig) -> in
 def hours(model_config: LoopedConfig, train_config: TrainConfig, tflops: float, mfu: float) -> float:
     """Training time where the share `mfu` of the device's best, `tflops`, goes into what the model has to compute."""
     with torch.device("meta"):
-        flops = LoopedGPT(model_config).flops_per_token()
+        model, N = LoopedGPT(model_config), model_config.n_loop
+    drawn = [N] if train_config.n_loop_sampling == "fixed" else range(1, N + 1)
+    flops = sum(model.flops_per_token(n_loop=n) for n in drawn) / len(drawn)
     return training_tokens(model_config, train_config) * flops / (mfu * tflops * 1e12) / 3600
 
 

@@ -864,3 +864,105 @@ def values_by_rule(
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=list(xs))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # outside: it would cover a band
     return ax
+
+
+# -- chapter 11: how many loops ----------------------------------------------------------------------------------------
+
+
+@in_style
+def lens_table(
+    said: Sequence[Sequence[str]], right: np.ndarray, read: Sequence[str], wanted: Sequence[str], *,
+    trained: int | None = None, title: str = "", ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """The likeliest next token after every loop, a row for each loop, a column for each token.
+
+    said: N rows of T tokens; right: (N, T), the probability of the right token, from white to dark. A token in bold is
+    the right one. read: the T tokens that were read, below; wanted: those that come next, in a first row. trained: the
+    loop count of training, below which a dashed line is drawn.
+    """
+    right = np.asarray(right)
+    N, T = right.shape
+    ax = figure(figsize=(9, 1.3 + 0.27 * N)) if ax is None else ax
+
+    def visible(token: str) -> str:
+        return {" ": "␣", "\n": "⏎"}.get(token, token)
+
+    ax.imshow(right, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(-0.5, T - 0.5, N + 0.5, 0.5))
+    rows = enumerate(zip((wanted, *said), np.vstack((np.zeros(T), right)), strict=True))  # row 0: what comes next
+    for loop, (row, shares) in rows:
+        for t, (token, share) in enumerate(zip(row, shares, strict=True)):
+            style = dict(color="white" if share > 0.6 else "black", ha="center", va="center", in_layout=False)
+            ax.text(t, loop, visible(token), fontweight="bold" if token == wanted[t] else "normal", **style)
+    if trained is not None and trained < N:
+        ax.axhline(trained + 0.5, color=MARKED, linestyle="--", linewidth=1.5)
+    ax.set_yticks(range(N + 1), ["comes next", *(f"loop {loop}" for loop in range(1, N + 1))])
+    ax.set_xticks(range(T), [visible(token) for token in read])
+    ax.tick_params(length=0)
+    ax.set(xlabel="read", ylim=(N + 0.5, -0.5))
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    ax.set_title(title, fontsize=11)
+    return ax
+
+
+@in_style
+def exits(
+    losses: Sequence[float], ways: Mapping[str, Sequence[tuple[float, float]]], *, title: str = "",
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Loss against loops used: the dial, where all tokens use the same number, and ways of letting each one leave.
+
+    losses: read out after 1, 2, ... loops. ways: (mean loops, loss) at several thresholds, by name.
+    """
+    ax = figure() if ax is None else ax
+    loops = range(1, len(losses) + 1)
+    ax.plot(loops, losses, color=QUIET, marker="o", linestyle="--", label="as many for all")
+    for (name, points), colour, marker in zip(ways.items(), (LINE, MARKED), "^s", strict=False):
+        ax.plot(*zip(*sorted(points), strict=True), color=colour, marker=marker, label=name)
+    ax.set(xlabel="loops used, mean over tokens", ylabel="loss, nats", xticks=loops, title=title)
+    ax.legend()
+    return ax
+
+
+@in_style
+def equal_work(
+    sizes: Sequence[str], losses: Mapping[str, np.ndarray], *, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Loss of several models at equal work: a line for each budget, a column for each size.
+
+    losses: (seeds, sizes) by budget, from the smallest to the largest; bands from the least seed to the most.
+    """
+    ax = figure() if ax is None else ax
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.75, len(losses)))
+    for (budget, values), colour, marker in zip(losses.items(), shades, cycle("os^DvP"), strict=False):
+        values = np.asarray(values)
+        ax.plot(range(len(sizes)), values.mean(0), color=colour, marker=marker, label=budget)
+        ax.fill_between(range(len(sizes)), values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+    ax.set_xticks(range(len(sizes)), sizes)
+    ax.set(xlabel="blocks x loops", ylabel="validation loss, nats", title=title)
+    ax.legend()
+    return ax
+
+
+@in_style
+def accuracy_by_hops(
+    hops: Sequence[int], accuracies: Mapping[str, np.ndarray], baseline: Mapping[str, Sequence[float]], *,
+    title: str = "", ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Share of right answers by the number of hops: a line for each model, bands over seeds, baselines in grey.
+
+    accuracies: (seeds, hops) by name; baseline: a value for each hop count, by name.
+    """
+    ax = figure() if ax is None else ax
+    places = range(len(hops))
+    looks = zip((MARKED, LINE, "#1e8449", "#d68910", "#6c3483"), "os^Dv", ("-", "-", "--", ":", "-."), strict=True)
+    for (name, values), (colour, marker, line) in zip(accuracies.items(), looks, strict=False):
+        values = np.asarray(values)
+        ax.plot(places, values.mean(0), color=colour, marker=marker, linestyle=line, label=name)
+        ax.fill_between(places, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+    for (name, values), line in zip(baseline.items(), (":", "-."), strict=False):
+        ax.plot(places, values, color=QUIET, linestyle=line, linewidth=1.5, label=name)
+    ax.set_xticks(places, [str(p) for p in hops])
+    ax.set(xlabel="hops p", ylabel="share of right answers", ylim=(-0.03, 1.05), title=title)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return ax

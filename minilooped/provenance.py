@@ -48,17 +48,20 @@ def _first_line(*command: str) -> str | None:
     return said.stdout.strip().partition("\n")[0]
 
 
+OFF = (None, False, "fixed")  # how switches say that they change nothing
+
+
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
     """Names and values of the settings in `now` that `stored` has otherwise; "" where they agree.
 
-    A switch that came after the recording agrees as long as it is off, None or False.
+    A switch that came after the recording agrees as long as it is off.
     """
     found = []
     for name, value in now.items():
         before = stored.get(name)
         if isinstance(value, dict) and isinstance(before, dict):
             found.append(differences(before, value, f"{prefix}{name}."))
-        elif before != value and not (value is False and name not in stored):
+        elif before != value and not (name not in stored and value in OFF):
             found.append(f"{prefix}{name} was {before!r} and is now {value!r}")
     return "; ".join(filter(None, found))
 

@@ -28,7 +28,16 @@ from tqdm.auto import tqdm
 from .data import BatchStream, Corpus, eval_windows, load_corpus
 from .model import LoopedConfig, LoopedGPT, Row, rms_norm
 from .provenance import differences, provenance
-from .train import NextLoss, TrainConfig, evaluate, learning_rate, pick_device, pick_dtype, train_step
+from .train import (
+    NextLoss,
+    TrainConfig,
+    evaluate,
+    learning_rate,
+    loops_of_step,
+    pick_device,
+    pick_dtype,
+    train_step,
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,8 @@ class LanguageModel:
         for step in range(training.max_steps):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, training) * group["lr_scale"]
-            loss, _, _ = do_step([next(stream) for _ in range(training.grad_accum)])
+            batches = [next(stream) for _ in range(training.grad_accum)]
+            loss, _, _ = do_step(batches, n_loop=loops_of_step(step, config.n_loop, training))
             yield model, loss
 
     def __call__(self, trial: Trial) -> float:

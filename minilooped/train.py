@@ -88,6 +88,7 @@ class TrainConfig:
     threads: int | None = None  # CPU threads; None: torch's own choice
     compile: bool = False  # compile the block, once for all loops: pays on a GPU, takes a minute to start
     peak_tflops: float | None = None  # the device's best, for the share of it that is used; None: known for some GPUs
+    n_loop_sampling: Literal["fixed", "uniform"] = "fixed"  # uniform: each step draws its loop count from 1..n_loop
 
     def __post_init__(self):
         def need(ok: bool, name: str, rule: str):
@@ -265,6 +266,16 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     return config.lr * min(warmup, config.min_lr_ratio + (1 - config.min_lr_ratio) * height)
 
 
+def loops_of_step(step: int, n_loop: int, config: TrainConfig) -> int:
+    """The loop count of a step, counted from 0: `n_loop`, or what `n_loop_sampling` draws for it from 1..n_loop.
+
+    It follows from seed and step alone, so that it is the same in all processes, and in a run that goes on.
+    """
+    if config.n_loop_sampling == "fixed":
+        return n_loop
+    return random.Random(f"loops {config.seed} {step}").randint(1, n_loop)
+
+
 class NextLoss(nn.Module):
     """Runs one segment: the next loss of `model.segment_losses`, as the forward of a module.
 
@@ -297,19 +308,20 @@ def accumulate(
     batches: list[tuple[Tensor, Tensor]],
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     scale: float = 1.0,
+    n_loop: int | None = None,
 ) -> Iterator[Tensor]:
     """Backpropagate one step's micro-batches; yield a loss per segment, its gradient times `scale` added to `.grad`.
 
     batches: this process's (x, y), each (B, T) on any device. The loss, (), is the mean over all targets that count
     (not -100) in all micro-batches and processes: micro-batches weigh by their number of targets, so that neither
-    `grad_accum` nor the number of processes changes loss or gradient.
+    `grad_accum` nor the number of processes changes loss or gradient. n_loop: another loop count than the model's own.
     """
     model = raw_model(next_loss)
     device = model.wte.weight.device
     counts = [int((y != -100).sum()) for _, y in batches]
     total = max(1, int(sum_over_processes(torch.tensor(sum(counts)))))
-    losses = [model.segment_losses(x.to(device), y.to(device)) for x, y in batches]
-    for left in reversed(range(len(model.config.segments()))):
+    losses = [model.segment_losses(x.to(device), y.to(device), n_loop=n_loop) for x, y in batches]
+    for left in reversed(range(len(model.config.segments(n_loop)))):
         mean = 0.0
         for i, count in enumerate(counts):
             # Gradients are exchanged once, after the last micro-batch.
@@ -333,19 +345,22 @@ def train_step(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     step_per_segment: bool = False,
     grad_clip: float = 0.0,
+    n_loop: int | None = None,
 ) -> tuple[float, float, int]:
     """Backpropagate one step's micro-batches and update, at the end or after every segment.
+
+    n_loop: another loop count than the model's own; the segments are then those of so many loops.
 
     Returns the loss of the last segment, the gradient norm before clipping (0: no clipping) and the number of updates.
     Raises FloatingPointError if loss or norm is not finite: this update is not made, updates of earlier segments stand.
     """
     model, updates = raw_model(next_loss), 0
-    n_segments = len(model.config.segments())
+    n_segments = len(model.config.segments(n_loop))
     n_updates = n_segments if step_per_segment else 1
     scale = 1.0 if step_per_segment else 1 / n_segments
     # One kernel for many tensors, where the device has it.
     foreach = True if model.wte.weight.device.type in ("cpu", "cuda") else None
-    for segment, loss in enumerate(accumulate(next_loss, batches, autocast, scale), start=1):
+    for segment, loss in enumerate(accumulate(next_loss, batches, autocast, scale, n_loop), start=1):
         if not step_per_segment and segment < n_segments:
             continue
         norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf, foreach=foreach)
@@ -502,11 +517,13 @@ def fit_micro_batch(
 
 def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
     """``ValueError`` that lists what differs from the settings the run was trained with."""
+    # A field that came later than the run had its default.
+    before = {"model": asdict(LoopedConfig()) | stored["model"], "train": asdict(TrainConfig()) | stored["train"]}
     changes = [
-        f"{name} was {stored[part].get(name)!r} and is now {value!r}"
-        for part in ("model", "train")
+        f"{name} was {before[part][name]!r} and is now {value!r}"
+        for part in before
         for name, value in now[part].items()
-        if name not in FREE_ON_RESUME and stored[part].get(name) != value
+        if name not in FREE_ON_RESUME and before[part][name] != value
     ]
     if changes:
         raise ValueError(
@@ -575,14 +592,16 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         step_per_segment = n_segments > 1 and config.step_per_segment is not False
         tokens_per_step = config.batch_size * config.grad_accum * model_config.block_size
         say(f"data     {corpus.name}: {len(corpus.train):,} tokens to train on, {len(corpus.val):,} to validate on")
+        fewer = config.n_loop_sampling != "fixed"
         say(
-            f"model    {model_config.n_layer} blocks x {model_config.n_loop} loops, "
+            f"model    {model_config.n_layer} blocks x {'1 to ' * fewer}{model_config.n_loop} loops, "
             f"{model.num_params():,} parameters, rule {model_config.rule}, "
-            f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token"
+            f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token" + " at most" * fewer
         )
         say(
             f"batch    {config.batch_size * config.grad_accum} sequences x {model_config.block_size} = "
-            f"{tokens_per_step:,} tokens per step" + (f", {n_segments} updates each" if step_per_segment else "")
+            f"{tokens_per_step:,} tokens per step"
+            + (f", {'up to ' * fewer}{n_segments} updates each" if step_per_segment else "")
         )
 
         if (epochs := config.max_steps * tokens_per_step / len(corpus.train)) > 10:
@@ -678,7 +697,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             return every > 0 and step % every == 0
 
         finished = stopped = False
-        first_step, first_second = step, seconds
+        first_step, first_second, flops = step, seconds, 0
         progress_bar = tqdm if rank == 0 else partial(tqdm, disable=True)
         with StopSignal() as stop, progress_bar(total=config.max_steps, initial=step, unit="step") as bar:
             while not (finished or stopped):
@@ -687,8 +706,9 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                 lr = learning_rate(step, config)
                 for group in optimizer.param_groups:
                     group["lr"] = lr * group["lr_scale"]
+                n_loop = loops_of_step(step, model_config.n_loop, config)
                 try:
-                    loss, norm, n_updates = do_step(batches)
+                    loss, norm, n_updates = do_step(batches, n_loop=n_loop)
                 except FloatingPointError as error:
                     with eager():
                         rms = ", ".join(f"{value:.3g}" for value in loop_rms(model, batches[0][0].to(device)))
@@ -699,6 +719,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                     ) from error
                 step, updates = step + 1, updates + n_updates
                 seconds += time.perf_counter() - started
+                flops += tokens_per_step * model.flops_per_token(n_loop=n_loop)
 
                 finished = step == config.max_steps
                 stopped = not finished and bool(sum_over_processes(torch.tensor(int(stop.asked))))
@@ -724,7 +745,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                 speed = (step - first_step) * tokens_per_step / (seconds - first_second)
                 progress = {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
                 if peak is not None:
-                    used = speed * model.flops_per_token() / (n_processes * peak * 1e12)
+                    used = flops / (seconds - first_second) / (n_processes * peak * 1e12)
                     progress["MFU"] = f"{used:.1%}"
                 bar.set_postfix(progress, refresh=False)
                 bar.update()

@@ -123,6 +123,9 @@ def test_hours_are_operations_over_speed():
     assert training_tokens(SMALL, training) == 10 * 3 * 2 * SMALL.block_size
     flops = 10 * 3 * 2 * SMALL.block_size * LoopedGPT(SMALL).flops_per_token()
     assert hours(SMALL, training, tflops=2.0, mfu=0.5) == pytest.approx(flops / 1e12 / 3600)
+    drawn = replace(training, n_loop_sampling="uniform")  # from 1 to 3: two on average, and the head once in any case
+    two = hours(replace(SMALL, n_loop=2), training, tflops=2.0, mfu=0.5)
+    assert hours(SMALL, drawn, tflops=2.0, mfu=0.5) == pytest.approx(two)
 
 
 def test_every_name_in_the_table_of_peaks_finds_its_own_entry():

@@ -59,7 +59,7 @@ def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "mine.json"
     record(path, dict(width=8), RUNS, lambda **run: {})
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"mine\.json was recorded with other settings \(width was 8 and is now 16\): move it away"):
+    with pytest.raises(ValueError, match=r"mine\.json was recorded with other settings \(width was 8 and is now 16\)"):
         record(path, dict(width=16), RUNS, lambda **run: {})
     assert path.read_bytes() == before
 

@@ -34,6 +34,7 @@ from minilooped.train import (
     fit_micro_batch,
     learning_rate,
     loop_rms,
+    loops_of_step,
     pick_device,
     pick_dtype,
     random_state,
@@ -627,8 +628,8 @@ def test_updates_of_earlier_segments_stand_when_a_later_one_is_not_finite(monkey
     model, batch = tiny_model(LOOM), tiny_batch(4)
     segment_losses = LoopedGPT.segment_losses
 
-    def poisoned(model, *args):
-        for segment, loss in enumerate(segment_losses(model, *args), start=1):
+    def poisoned(model, *args, **options):
+        for segment, loss in enumerate(segment_losses(model, *args, **options), start=1):
             yield loss * math.nan if segment == 2 else loss
 
     reference = tiny_model(LOOM)
@@ -899,3 +900,83 @@ def test_where_compiling_fails_one_line_says_so_and_training_goes_on(tmp_path, c
     assert len(lines) == 1 and "failed, going on without it" in lines[0] and "no C++ compiler found" in lines[0]
     assert result.history[-1]["loss"] == train(DENSE, config).history[-1]["loss"]
     torch._dynamo.reset()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 11: loop counts that are drawn
+
+DRAWN = dict(n_loop_sampling="uniform")
+
+
+def test_drawn_loop_counts_are_even_and_follow_from_seed_and_step():
+    config = TrainConfig(**DRAWN)
+    counts = [loops_of_step(step, 4, config) for step in range(4000)]
+    assert counts == [loops_of_step(step, 4, config) for step in range(4000)]
+    assert all(abs(Counter(counts)[n] - 1000) < 100 for n in (1, 2, 3, 4)) and set(counts) == {1, 2, 3, 4}
+    assert counts != [loops_of_step(step, 4, replace(config, seed=1)) for step in range(4000)]
+    assert {loops_of_step(step, 4, TrainConfig()) for step in range(50)} == {4}
+    assert {loops_of_step(step, 1, config) for step in range(50)} == {1}
+
+
+@BOTH
+@pytest.mark.parametrize("step_per_segment", [True, False])
+def test_a_step_with_another_loop_count_is_that_of_a_pass_with_so_many_loops(model_config, step_per_segment):
+    """Fewer loops than the model's, and with LOOM's segments of 2 fewer segments and updates too."""
+    n_loop = 1 if model_config is LOOM else 2
+    model, reference, batch = tiny_model(model_config), tiny_model(model_config), tiny_batch(4)
+    optimizer, of_reference = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, reference))
+    found = train_step(NextLoss(model), optimizer, [batch], step_per_segment=step_per_segment, n_loop=n_loop)
+    loss = reference(*batch, n_loop=n_loop)[1]
+    loss.backward()
+    of_reference.step()
+    assert found[0] == loss.item() and found[2] == 1
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+@BOTH
+def test_a_run_with_drawn_loops_uses_one_count_for_all_micro_batches_of_a_step(tmp_path, monkeypatch, model_config):
+    asked, segment_losses = [], LoopedGPT.segment_losses
+
+    def spy(model, x, y, *, n_loop=None):
+        asked.append(n_loop)
+        return segment_losses(model, x, y, n_loop=n_loop)
+
+    monkeypatch.setattr(LoopedGPT, "segment_losses", spy)
+    config = settings(tmp_path, batch_size=2, grad_accum=2, max_steps=12, dtype="float32", **DRAWN)
+    result = train(model_config, config)
+    expected = [loops_of_step(step, model_config.n_loop, config) for step in range(12)]
+    assert asked == [None] + [n_loop for n_loop in expected for _ in range(2)]  # the rehearsal is at the full count
+    assert len(set(expected)) == model_config.n_loop
+    updates = [len(model_config.segments(n_loop)) for n_loop in expected]
+    assert result.history[-1]["updates"] == sum(updates)
+
+
+@BOTH
+def test_a_run_with_drawn_loops_goes_on_bit_for_bit(tmp_path, model_config):
+    config = settings(tmp_path, name="whole", **DRAWN)
+    whole = train(model_config, config).run
+    cut_back(whole, 10, tmp_path / "runs" / "cut")
+    train(model_config, replace(config, name="cut"), resume=True)
+    assert fingerprint(tmp_path / "runs" / "cut") == fingerprint(whole)
+    cut_back(whole, 10, tmp_path / "runs" / "other")
+    with pytest.raises(ValueError, match="n_loop_sampling was 'uniform' and is now 'fixed'"):
+        train(model_config, replace(config, name="other", n_loop_sampling="fixed"), resume=True)
+
+
+def test_a_run_from_before_there_was_a_choice_goes_on_as_it_was(tmp_path):
+    config = settings(tmp_path, name="old")
+    run = train(DENSE, config).run
+    cut_back(run, 10, tmp_path / "runs" / "cut")
+    stored = json.loads((tmp_path / "runs" / "cut" / "config.json").read_text(encoding="utf-8"))
+    del stored["train"]["n_loop_sampling"]
+    (tmp_path / "runs" / "cut" / "config.json").write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(ValueError, match="n_loop_sampling was 'fixed' and is now 'uniform'"):
+        train(DENSE, replace(config, name="cut", **DRAWN), resume=True)
+    train(DENSE, replace(config, name="cut"), resume=True)
+    assert fingerprint(tmp_path / "runs" / "cut") == fingerprint(run)
+
+
+def test_the_start_says_that_loops_are_drawn(tmp_path, capsys):
+    train(LOOM, settings(tmp_path, max_steps=1, **DRAWN))
+    said = capsys.readouterr().out
+    assert f"blocks x 1 to {LOOM.n_loop} loops" in said and "up to 2 updates each" in said

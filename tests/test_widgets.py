@@ -1074,3 +1074,80 @@ def test_norms_by_round_and_values_by_rule_draw_their_arrays():
     assert ax.lines[0].get_xydata().tolist() == [[1, 2], [8, 4]] and ax.get_xlabel() == "R"
     band = ax.collections[0].get_paths()[0].vertices
     assert band[:, 1].min() == 1 and band[:, 1].max() == 6
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 11: the dial and the lens
+
+
+@pytest.fixture
+def lens_widget(model, tokenizer):
+    curves = {"fixed": torch.tensor([[3.0, 2.0, 2.5], [3.0, 1.0, 2.5]]), "drawn": torch.tensor([[2.0, 2.0, 2.25]])}
+    models = {"mine": model, "looser": LoopedGPT(dataclasses.replace(model.config, n_loop=3)).eval()}
+    return curves, models, tokenizer, "abcdefgh a"
+
+
+def test_loop_lens_opens_on_its_static_twin_and_follows_its_controls(lens_widget, shown):
+    *given, text = lens_widget
+    controls = controls_of(widgets.loop_lens(*lens_widget))
+    widgets.draw_loops(*given, "fixed", "mine", TRAINED, text)
+    controls["recorded"].value, controls["your"].value = "drawn", "looser"
+    controls["loops"].value, controls["text"].value = 3, "hag"
+    widgets.draw_loops(*given, "drawn", "looser", 3, "hag")
+    assert np.array_equal(png(shown[0]), png(shown[1])) and np.array_equal(png(shown[-2]), png(shown[-1]))
+    moves = [png(image) for image in (shown[0], *shown[2:-1])]
+    assert len(moves) == 5 and all(not np.array_equal(a, b) for a, b in itertools.pairwise(moves))
+
+
+def test_loop_lens_shows_the_recorded_loss_and_what_the_model_says(lens_widget, shown, monkeypatch):
+    *given, text = lens_widget
+    drawn = []
+    monkeypatch.setattr(plots, "lens_table", lambda *args, **options: drawn.append((args, options)))
+    widgets.draw_loops(*given, "fixed", "mine", 3, text)
+    (said, right, read, wanted), options = drawn[0]
+    _, models, tokenizer, _ = lens_widget
+    ids = torch.as_tensor(tokenizer.encode("abcdefgh "))  # a window and the one letter that comes next
+    assert "".join(read) == "abcdefgh" and "".join(wanted) == "bcdefgh " and options["trained"] == TRAINED
+    lens = probes.logit_lens(models["mine"], ids[:-1], ids[1:], 3)
+    assert ["".join(row) for row in said] == [tokenizer.decode(row) for row in lens.token]
+    assert np.array_equal(right, lens.right.numpy())
+    share = (lens.token[-1] == ids[1:]).float().mean()
+    assert (
+        "read out after loop 3: 2.500 nats, 1.000 above loop 2" in shown[0].alt and f"{share:.0%} right" in shown[0].alt
+    )
+
+
+def test_a_move_of_the_loop_lens_takes_little_time(lens_widget, shown):
+    controls = controls_of(widgets.loop_lens(*lens_widget))
+    for value in (1, 3):
+        started = time.process_time()
+        controls["loops"].value = value
+        assert time.process_time() - started < SECONDS_PER_MOVE
+
+
+def test_lens_table_writes_what_is_said_and_marks_what_is_right():
+    said, right = [["a", "b"], ["a", "c"], ["c", " "]], [[0.1, 0.2], [0.7, 0.3], [0.0, 1.0]]
+    ax = plots.lens_table(said, right, ["x", "\n"], ["a", " "], trained=2, title="t")
+    written = {tuple(t.get_position()): (t.get_text(), t.get_fontweight()) for t in ax.texts}
+    assert written == {
+        (0, 0): ("a", "bold"), (1, 0): ("␣", "bold"),
+        (0, 1): ("a", "bold"), (1, 1): ("b", "normal"), (0, 2): ("a", "bold"), (1, 2): ("c", "normal"),
+        (0, 3): ("c", "normal"), (1, 3): ("␣", "bold"),
+    }  # fmt: skip
+    assert np.array_equal(ax.images[0].get_array(), right) and ax.images[0].get_clim() == (0, 1)
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["x", "⏎"] and ax.get_title() == "t"
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["comes next", "loop 1", "loop 2", "loop 3"]
+    assert [line.get_ydata()[0] for line in ax.lines] == [2.5] and ax.get_ylim() == (3.5, -0.5)
+    assert not plots.lens_table(said, right, ["x", "y"], ["a", "b"], trained=3).lines
+
+
+def test_exits_equal_work_and_accuracy_by_hops_draw_their_arrays():
+    ax = plots.exits([3.0, 2.0], {"kl": [(1.5, 2.1), (1.2, 2.5)]}, title="t")
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1, 3], [2, 2]], [[1.2, 2.5], [1.5, 2.1]]]
+    ax = plots.equal_work(["2 x 1", "2 x 4"], {"C = 1": [[3.0, 2.0], [5.0, 2.5]], "C = 2": [[1.0, 1.5]]})
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[0, 4], [1, 2.25]], [[0, 1], [1, 1.5]]]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["2 x 1", "2 x 4"]
+    ax = plots.accuracy_by_hops([1, 4], {"2 x 1": [[1.0, 0.5], [1.0, 0.7]]}, {"repeat": [0.0, 0.25]}, title="t")
+    model, repeat = ax.lines
+    assert model.get_ydata().tolist() == [1, 0.6] and repeat.get_ydata().tolist() == [0, 0.25]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "4"] and ax.get_title() == "t"
