@@ -10,9 +10,11 @@ The memory is not computed from a formula that could fall out of step with the m
 tensors, which have a shape and a type and no data, and what is alive is counted. It takes seconds for any size.
 """
 
+import json
 import weakref
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -84,6 +86,28 @@ def memory(model_config: LoopedConfig, train_config: TrainConfig, dtype: torch.d
         each = found.peak - _simulated(model_config, train_config, dtype, simulated - 1).peak
         found = replace(found, peak=found.peak + (waiting - simulated) * each)
     return found
+
+
+def at_loops(one: Memory, two: Memory, n_loop: int) -> Memory:
+    """The memory of n_loop loops, from that of one and that of two with all other settings the same.
+
+    Without segments every further loop adds to each part what the second one added, so two small counts do for all.
+    """
+    loops = n_loop - 1
+    return Memory(*(a + loops * (b - a) for a, b in zip(astuple(one), astuple(two), strict=True)))
+
+
+# By preset, batch_size, recompute_loops and loss_chunk: the memory of one loop and that of two.
+Counts = dict[tuple[str, int, bool, int | None], tuple[Memory, Memory]]
+
+
+def load_counts(path: Path) -> Counts:
+    """What benchmarks/memory.py counted."""
+    counts: Counts = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["runs"]:  # one loop comes before two
+        setting = tuple(row[name] for name in ("preset", "batch_size", "recompute_loops", "loss_chunk"))
+        counts[setting] = (*counts.get(setting, ()), Memory(*(row[field.name] for field in fields(Memory))))
+    return counts
 
 
 def any_expert_linear(x: Tensor, weight: Tensor, load: Tensor) -> Tensor:

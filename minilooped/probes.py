@@ -3,12 +3,16 @@
 [1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524.
 """
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -676,3 +680,46 @@ def stream_gradients(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
         loss = model(idx, targets)[1]
     norms = [gradient.norm() for gradient in torch.autograd.grad(loss, before)]
     return torch.stack(norms).view(-1, len(model.blocks)).cpu()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 10: what a training really takes
+
+_TWO_STEPS = """
+import json, sys, torch
+from functools import partial
+torch.set_num_threads(1)
+from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.train import NextLoss, train_step
+
+def resident(which):  # bytes of this process
+    return int(next(line for line in open("/proc/self/status") if line.startswith(which)).split()[1]) * 1024
+
+def run(config, batch_size):
+    model = LoopedGPT(config)
+    optimizer = model.configure_optimizer(1e-3, 0.1)
+    for _ in range(2):
+        batch = tuple(torch.randint(config.vocab_size, (2, batch_size, config.block_size)))
+        train_step(NextLoss(model), optimizer, [batch], grad_clip=1.0, autocast=autocast)
+
+config, batch_size, dtype = json.loads(sys.argv[1])
+autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+run(LoopedConfig(vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=16), 2)  # what torch itself takes
+before = resident("VmRSS")
+run(LoopedConfig(**config), batch_size)
+print(resident("VmHWM") - before)
+"""
+
+
+def resident_peak(config: LoopedConfig, batch_size: int, dtype: str = "float32") -> int:
+    """Most bytes of main memory that two real training steps on the CPU take, beyond what torch takes by itself.
+
+    They run in a process of their own, which the kernel watches: what `plan.memory` foretells, measured without it.
+    dtype: float32 or bfloat16. OSError where there is no Linux.
+    """
+    if sys.platform != "linux":
+        raise OSError("only Linux says in /proc how much memory a process took at most")
+    # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", _TWO_STEPS, json.dumps([asdict(config), batch_size, dtype])]
+    return int(subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout)

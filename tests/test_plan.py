@@ -1,10 +1,7 @@
 """The plan of a run: its memory against what real runs take, and its page."""
 
-import json
-import os
-import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from minilooped.cli import main
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.plan import LiveBytes, Memory, hours, memory, plan, training_tokens
 from minilooped.presets import PRESETS
+from minilooped.probes import resident_peak
 from minilooped.train import PEAK_TFLOPS, TrainConfig, peak_tflops
 
 SMALL = LoopedConfig(vocab_size=500, block_size=64, n_layer=2, n_loop=3, n_head=4, n_embd=64)
@@ -73,32 +71,6 @@ def test_streams_that_wait_for_their_next_segment_are_counted():
     assert planned > memory(config, replace(training, grad_accum=3), torch.float32).peak
 
 
-STEP = """
-import json, sys, torch
-from functools import partial
-torch.set_num_threads(1)
-from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.train import NextLoss, train_step
-
-def resident(which):  # kB, of this process
-    return int(next(line for line in open("/proc/self/status") if line.startswith(which)).split()[1]) * 1024
-
-def run(config, batch_size):
-    model = LoopedGPT(config)
-    optimizer = model.configure_optimizer(1e-3, 0.1)
-    for _ in range(2):
-        batch = tuple(torch.randint(config.vocab_size, (2, batch_size, config.block_size)))
-        train_step(NextLoss(model), optimizer, [batch], grad_clip=1.0, autocast=autocast)
-
-config, batch_size, dtype = json.loads(sys.argv[1])
-autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
-run(LoopedConfig(vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=16), 2)  # what torch itself takes
-before = resident("VmRSS")
-run(LoopedConfig(**config), batch_size)
-print(resident("VmHWM") - before)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype, changes", [
     ("float32", {}), ("bfloat16", {}), ("float32", dict(segment=2)), ("float32", dict(recompute_loops=True)),
@@ -108,10 +80,7 @@ def test_the_plan_is_within_15_percent_of_the_memory_that_a_run_takes(dtype, cha
         vocab_size=2000, block_size=256, n_layer=2, n_loop=6, n_head=4, n_embd=256, loss_chunk=512, **changes
     )
     planned = memory(config, TrainConfig(batch_size=12), getattr(torch, dtype)).peak
-    # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", STEP, json.dumps([asdict(config), 12, dtype])]
-    taken = int(subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout)
+    taken = resident_peak(config, 12, dtype)
     assert planned == pytest.approx(taken, rel=0.15)
 
 
