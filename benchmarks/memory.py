@@ -2,7 +2,7 @@
 
 `plan.memory` of GPT-2-sized presets, each with every setting of the planner in `widgets.PLANNED`, at one loop and at
 two; `plan.at_loops` has every other number of loops from these. No GPU, no data and little memory are needed; it takes
-about four minutes of CPU time, and goes on where it was stopped.
+about two minutes of CPU time, and goes on where it was stopped.
 """
 
 from dataclasses import asdict, replace

@@ -445,7 +445,7 @@ def multiplier_explorer() -> ipywidgets.VBox:
 
 # What the planner offers besides the number of loops. benchmarks/memory.py counts the memory of every combination.
 PLANNED = dict(
-    preset=("gpt2-small", "gpt2-small-deeploop", "gpt2-small-4x3"), batch_size=(1, 2, 4, 8, 16),
+    preset=("gpt2-small", "gpt2-small-4x3"), batch_size=(1, 2, 4, 8, 16),
     recompute_loops=(False, True), loss_chunk=(4096, None),
 )  # fmt: skip
 CARDS = (16, 24, 48, 80)  # gigabytes
