@@ -779,7 +779,7 @@ def memory_bars(
     ax = figure(figsize=(9, 1.9 + 0.42 * len(settings))) if ax is None else ax
     looks = zip((LINE, "#d68910", "#1e8449", MARKED, "#9aa0a6"), ("", "//", "..", "", "xx"), strict=True)
     sums = np.zeros(len(settings))
-    for part, (colour, hatch) in zip(next(iter(settings.values())), looks, strict=True):
+    for part, (colour, hatch) in zip(next(iter(settings.values())), looks, strict=False):
         sizes = np.array([parts[part] / 1e9 for parts in settings.values()])
         ax.barh(range(len(sizes)), sizes, left=sums, color=colour, hatch=hatch, edgecolor="white", label=part)
         sums = sums + sizes

@@ -2,15 +2,18 @@
 
 import sys
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_runs import LOOM
 
 import minilooped.plan as planning
+from minilooped import widgets
 from minilooped.cli import main
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.plan import LiveBytes, Memory, hours, memory, plan, training_tokens
+from minilooped.plan import LiveBytes, Memory, at_loops, hours, load_counts, memory, plan, training_tokens
 from minilooped.presets import PRESETS
 from minilooped.probes import resident_peak
 from minilooped.train import PEAK_TFLOPS, TrainConfig, peak_tflops
@@ -69,6 +72,33 @@ def test_streams_that_wait_for_their_next_segment_are_counted():
     planned = memory(config, training, torch.float32).peak
     assert planned == planning._simulated(config, training, torch.float32, 7).peak
     assert planned > memory(config, replace(training, grad_accum=3), torch.float32).peak
+
+
+@pytest.mark.parametrize("changes", [{}, dict(rule="deeploop"), dict(recompute_loops=True, loss_chunk=50)])
+def test_two_counts_give_the_memory_of_every_loop_count(changes):
+    def count(n_loop):
+        return memory(replace(SMALL, n_loop=n_loop, **changes), TrainConfig(batch_size=8, grad_accum=2))
+
+    for n_loop in (1, 3, 6):
+        found, expected = at_loops(count(1), count(2), n_loop), count(n_loop)
+        assert replace(found, peak=0) == replace(expected, peak=0)
+        assert found.peak == pytest.approx(expected.peak, rel=1e-4)  # a few single numbers come and go
+    assert count(3).peak > 1.01 * count(2).peak, "else this test says nothing"
+
+
+COUNTS = Path(__file__).parents[1] / "data/results/memory.json"
+
+
+def test_the_recorded_counts_cover_the_planner_and_are_those_of_the_code_as_it_is():
+    counts = load_counts(COUNTS)
+    assert list(counts) == list(product(*widgets.PLANNED.values()))
+    model, training = PRESETS["gpt2-small-4x3"]
+    changes = dict(recompute_loops=True, loss_chunk=4096)
+    for n_loop, rel in ((1, 0), (3, 1e-4)):
+        found = memory(replace(model, n_loop=n_loop, **changes), replace(training, batch_size=8))
+        recorded = at_loops(*counts["gpt2-small-4x3", 8, True, 4096], n_loop)
+        assert replace(recorded, peak=0) == replace(found, peak=0), "run python benchmarks/memory.py"
+        assert recorded.peak == pytest.approx(found.peak, rel=rel)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
