@@ -461,7 +461,7 @@ def draw_planner(
     """
     model, training = PRESETS[preset]
     plain = counts[preset, training.batch_size, model.recompute_loops, model.loss_chunk][0]
-    chosen = at_loops(*counts[preset, batch_size, recompute_loops, loss_chunk], n_loop)
+    chosen = at_loops(counts[preset, batch_size, recompute_loops, loss_chunk], n_loop)
     rows = {f"1 loop, batch {training.batch_size}": plain, "your choice": chosen}
     bars = {name: {part: getattr(memory, part) for part in MEMORY_PARTS} for name, memory in rows.items()}
     time = hours(replace(model, n_loop=n_loop), training, PEAK_TFLOPS[gpu], mfu)

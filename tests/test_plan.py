@@ -74,16 +74,17 @@ def test_streams_that_wait_for_their_next_segment_are_counted():
     assert planned > memory(config, replace(training, grad_accum=3), torch.float32).peak
 
 
-@pytest.mark.parametrize("changes", [{}, dict(rule="deeploop"), dict(recompute_loops=True, loss_chunk=50)])
-def test_two_counts_give_the_memory_of_every_loop_count(changes):
+@pytest.mark.parametrize("changes", [{}, dict(rule="deeploop"), dict(recompute_loops=True, loss_chunk=50, l_ref=2)])
+def test_three_counts_give_the_memory_of_every_loop_count(changes):
     def count(n_loop):
         return memory(replace(SMALL, n_loop=n_loop, **changes), TrainConfig(batch_size=8, grad_accum=2))
 
+    counts = [count(n_loop) for n_loop in (1, 2, 3)]
     for n_loop in (1, 3, 6):
-        found, expected = at_loops(count(1), count(2), n_loop), count(n_loop)
+        found, expected = at_loops(counts, n_loop), count(n_loop)
         assert replace(found, peak=0) == replace(expected, peak=0)
         assert found.peak == pytest.approx(expected.peak, rel=1e-4)  # a few single numbers come and go
-    assert count(3).peak > 1.01 * count(2).peak, "else this test says nothing"
+    assert counts[2].peak > 1.01 * counts[1].peak, "else this test says nothing"
 
 
 COUNTS = Path(__file__).parents[1] / "data/results/memory.json"
@@ -94,9 +95,9 @@ def test_the_recorded_counts_cover_the_planner_and_are_those_of_the_code_as_it_i
     assert list(counts) == list(product(*widgets.PLANNED.values()))
     model, training = PRESETS["gpt2-small-4x3"]
     changes = dict(recompute_loops=True, loss_chunk=4096)
-    for n_loop, rel in ((1, 0), (3, 1e-4)):
+    for n_loop, rel in ((1, 0), (5, 1e-4)):
         found = memory(replace(model, n_loop=n_loop, **changes), replace(training, batch_size=8))
-        recorded = at_loops(*counts["gpt2-small-4x3", 8, True, 4096], n_loop)
+        recorded = at_loops(counts["gpt2-small-4x3", 8, True, 4096], n_loop)
         assert replace(recorded, peak=0) == replace(found, peak=0), "run python benchmarks/memory.py"
         assert recorded.peak == pytest.approx(found.peak, rel=rel)
 

@@ -1033,12 +1033,11 @@ def test_norms_by_visit_and_values_by_rule_draw_their_arrays():
 def counts():
     """Numbers that are told apart, for every combination that the planner offers."""
     settings = itertools.product(*widgets.PLANNED.values())
-    one = [Memory(*(10**9 * (i + part) for part in (1, 2, 3, 4, 20))) for i in range(20 * 2)]
-    grown = [
-        dataclasses.replace(found, activations=2 * found.activations, peak=found.peak + found.activations)
-        for found in one
-    ]
-    return dict(zip(settings, zip(one, grown, strict=True), strict=True))
+
+    def found(setting: int, n_loop: int) -> Memory:
+        return Memory(*(10**9 * (setting + size) for size in (1, 2, 3, 4 * n_loop, 20 + 4 * n_loop)))
+
+    return {one: tuple(found(i, n_loop) for n_loop in (1, 2, 3)) for i, one in enumerate(settings)}
 
 
 def test_planner_opens_on_its_static_twin_and_follows_every_control(counts, shown):
@@ -1058,7 +1057,7 @@ def test_planner_draws_the_counts_and_says_what_they_come_to(counts, shown, monk
     calls = drawn_by(monkeypatch, "memory_bars")
     widgets.draw_planner(counts, "gpt2-small", 3, 4, True, 4096)
     (bars,), _ = calls[0]
-    found = at_loops(*counts["gpt2-small", 4, True, 4096], 3)
+    found = at_loops(counts["gpt2-small", 4, True, 4096], 3)
     assert bars["your choice"] == {part: getattr(found, part) for part in MEMORY_PARTS}
     plain = counts["gpt2-small", 16, False, 4096][0]
     assert bars["1 loop, batch 16"] == {part: getattr(plain, part) for part in MEMORY_PARTS}
