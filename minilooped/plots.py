@@ -783,7 +783,7 @@ def memory_bars(
         sizes = np.array([parts[part] / 1e9 for parts in settings.values()])
         ax.barh(range(len(sizes)), sizes, left=sums, color=colour, hatch=hatch, edgecolor="white", label=part)
         sums = sums + sizes
-    end = 1.12 * max(sums) if end is None else end
+    end = 1.15 * max(sums) if end is None else end
     for y, size in enumerate(sums):
         outside = size > 0.92 * end  # no room behind the bar
         ax.annotate(
