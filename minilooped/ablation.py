@@ -3,6 +3,7 @@
     assembled(PARTS)                            # the whole recipe; assembled(()) is the plain loop
     runs = load("data/results/loom.json")       # what `python benchmarks/loom.py` recorded
     paired(runs, "without scaling", "full")     # nats above the full recipe, a value per seed
+    interval(_)                                 # their mean, and how far it can be trusted
 
 [3] LOOM, Looping Beyond Twice, arXiv 2610.01153. Its seventh part, segmented backprop, is no switch here: it changes
 the gradient, not the model.
@@ -30,6 +31,8 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 # An average without a memory: what the looping residual does to the size of the attention's output, and nothing else.
 CONTROLS: dict[str, dict[str, Any]] = {"doubled attention": dict(loop_residual=0.0)}
+# Does a result hang on how loud the branches are at first?
+SETTINGS: dict[str, dict[str, Any]] = {"quiet start": dict(init_std=0.05)}
 # The loop without any of them, over characters of the embedded text. As in LOOM the stream starts at RMS 1, the head is
 # not tied and gates are sigmoids; small enough to train in seconds.
 PLAIN = LoopedConfig(
@@ -39,14 +42,15 @@ PLAIN = LoopedConfig(
 
 
 def assembled(parts: Collection[str], base: LoopedConfig = PLAIN) -> LoopedConfig:
-    """`base` with these of the PARTS, or CONTROLS, switched on. Raises ValueError for one that is not among them."""
-    switches = PARTS | CONTROLS
+    """`base` with these of PARTS, CONTROLS and SETTINGS switched on. Raises ValueError for one that is in none."""
+    switches = PARTS | CONTROLS | SETTINGS
     if unknown := [part for part in parts if part not in switches]:
         raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(switches)}")
     return replace(base, **{name: value for part in parts for name, value in switches[part].items()})
 
 
-# What was trained: the recipe, the recipe less one part, and what can be said to lie at the other end.
+# What was trained: the recipe, the recipe less one part, what can be said to lie at the other end, and three of
+# these once more from a quiet start.
 ARMS: dict[str, tuple[str, ...]] = {
     "full": tuple(PARTS),
     **{f"without {part}": tuple(other for other in PARTS if other != part) for part in PARTS},
@@ -56,7 +60,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     "plain + scaling + re-injection": ("scaling", "re-injection"),
     "plain + both norms": ("expert norm", "loop norm"),
     "doubled attention": tuple(part for part in PARTS if part != "looping residual") + tuple(CONTROLS),
+    "plain + expert norm": ("expert norm",),
+    "plain + loop norm": ("loop norm",),
 }
+ARMS |= {f"{arm}, quiet start": (*ARMS[arm], "quiet start") for arm in ("full", "plain", "plain + both norms")}
 
 
 @dataclass(frozen=True)
@@ -111,3 +118,12 @@ def paired(runs: Sequence[Run], arm: str, reference: str) -> Tensor:
         raise ValueError(f"no seed of {arm} and of {reference} was recorded")
     pairs = sorted(one.keys() & other.keys())
     return torch.tensor([one[seed].val_loss - other[seed].val_loss for seed in pairs], dtype=torch.float64)
+
+
+# 97.5 % point of Student's t, by the number of values.
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+
+def interval(values: Tensor) -> tuple[float, float]:
+    """Mean of the values (S,), one per seed, and half the width of its 95 % interval by Student's t, S = 2..10."""
+    return values.mean().item(), STUDENT[len(values)] * values.std().item() / len(values) ** 0.5

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import probes, toy
+from .ablation import STUDENT, interval
 from .model import EMA, LoopedConfig, LoopedGPT, Memory
 from .train import pick_device, pick_dtype
 
@@ -583,15 +584,14 @@ def looping_residual(answer: Callable[[Tensor, float], Tensor]) -> None:
 
 
 @exercise
-def paired_interval(answer: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Exercise: the mean difference of two arms that share their seeds, and two standard errors of it."""
+def paired_interval(answer: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+    """Exercise: the mean difference of two arms that share their seeds, and t standard errors of it."""
     name = "paired_interval"
-    for seeds in (2, 3, 7):
+    for seeds, t in STUDENT.items():
         luck = torch.randn(seeds, dtype=torch.float64)  # of a seed, which both arms share
         one, other = luck + 0.01 * torch.randn(2, seeds, dtype=torch.float64)
-        difference = one - other
-        expected = torch.stack([difference.mean(), 2 * difference.std() / seeds**0.5])
-        if not compare(f"{name} for {seeds} seeds", answer(one, other), expected):
+        expected = torch.tensor(interval(one - other), dtype=torch.float64)
+        if not compare(f"{name} for {seeds} seeds", answer(one, other, t), expected):
             return
     passed(name)
 

@@ -1,4 +1,4 @@
-"""The command line: ``minilooped train | plan | sample | prepare | sweep | claims | export | import``.
+"""The command line: ``minilooped train | plan | sample | prepare | sweep | claims | export | import | eval``.
 
 Each command's options are the fields of a typed dataclass, its help their comments. torch is imported by the command
 that needs it, so that ``minilooped --help`` answers at once.
@@ -326,6 +326,73 @@ def plan(argv: list[str]) -> int:
     return 0
 
 
+def eval_(argv: list[str]) -> int:
+    """score a trained model on benchmarks, at one or several loop counts"""
+    import json
+    from dataclasses import asdict
+    from importlib.metadata import version
+
+    import torch
+    import tyro
+
+    from .checkpoint import find_run, load_model, read_config
+    from .data import write_atomically
+    from .provenance import provenance
+    from .train import pick_device
+
+    @dataclass(frozen=True)
+    class Eval:
+        """Score a trained model on tasks of lm-evaluation-harness, at one or several loop counts.
+
+        --tasks loom is LOOM's zero-shot suite: ARC easy and challenge, HellaSwag, OpenBookQA, PIQA, WinoGrande and
+        Social IQa. The harness downloads the data of its own tasks once; `lm-eval ls tasks` lists them.
+        """
+
+        run: tyro.conf.Positional[str]  # a run: its name in runs/, or its folder
+        tasks: tuple[str, ...]  # names of tasks or groups of them
+        n_loop: tuple[int, ...] = ()  # loop counts to score at; none: the one it was trained with
+        num_fewshot: int | None = None  # solved examples before each question; None: as the task says, else 0
+        limit: int | None = None  # only so many documents of each task, to try things out
+        batch_size: int = 16  # rows per forward pass
+        device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # auto: a GPU where there is one
+        include_path: Path | None = None  # folder with the YAML files of your own tasks, whose Python functions run too
+        out: Path | None = None  # JSON file to write, with where the numbers come from; after every loop count
+
+    asked = tyro.cli(Eval, prog="minilooped eval", args=argv)
+    try:
+        from .harness import LoopedLM, load_tasks, scores, table
+    except ImportError as error:  # the extra is not installed
+        raise ValueError(str(error)) from error
+
+    for name, least in (("limit", 1), ("num_fewshot", 0)):
+        if (value := getattr(asked, name)) is not None and value < least:
+            raise ValueError(f"{name}={value} must be >= {least}")
+    if asked.out is not None:  # what cannot be written is refused before the work
+        if asked.out.exists():
+            raise ValueError(f"{asked.out} exists: give another file with --out, or remove it")
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+    run = find_run(asked.run)
+    threads = read_config(run)["train"].get("threads")
+    if threads is not None:  # as for sampling
+        torch.set_num_threads(threads)
+    model, tokenizer = load_model(run, pick_device(asked.device)[0])
+    lms = [LoopedLM(model, tokenizer, n, asked.batch_size) for n in dict.fromkeys(asked.n_loop or [None])]
+    tasks = load_tasks(asked.tasks, asked.include_path, asked.num_fewshot)
+    source = provenance(shlex.join(["minilooped", "eval", *argv])) | {"lm_eval": version("lm_eval")}
+    rows = []
+    for lm in lms:
+        rows += scores(lm, tasks, asked.limit)
+        if asked.out is not None:
+            record = dict(provenance=source, model=asdict(model.config), scores=[row._asdict() for row in rows])
+            write_atomically(asked.out, (json.dumps(record, indent=1) + "\n").encode("utf-8"))
+    print(table(rows))
+    if asked.limit is not None:
+        print(f"Only the first {asked.limit} documents of each task count here.")
+    if asked.out is not None:
+        print(f"Wrote {asked.out}")
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "plan": plan,
@@ -335,6 +402,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": sweep,
     "export": export,
     "import": import_,
+    "eval": eval_,
 }
 
 

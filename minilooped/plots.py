@@ -11,8 +11,11 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from .ablation import interval
 
 STYLE = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
@@ -466,6 +469,14 @@ def dispatch(choice: np.ndarray, n_expert: int, *, names: Sequence[str] | None =
     return ax
 
 
+def readable_on(colour: Sequence[float]) -> str:
+    """Black or white, whichever has the higher contrast on an (R, G, B[, A]) colour, as the WCAG defines contrast."""
+    channels = np.asarray(colour[:3])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
+
+
 @in_style
 def pair_maps(
     values: Mapping[str, np.ndarray], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
@@ -477,7 +488,7 @@ def pair_maps(
         matrix = np.asarray(matrix)
         image = ax.imshow(matrix, cmap="viridis", vmin=0, vmax=1)
         for (i, j), value in np.ndenumerate(matrix):
-            colour = "white" if value < 0.6 else "black"
+            colour = readable_on(image.cmap(image.norm(value)))
             ax.text(j, i, f"{value:.2f}", color=colour, ha="center", va="center", fontsize=8)
         ticks = range(len(matrix)), [str(loop + 1) for loop in range(len(matrix))]
         ax.set_xticks(*ticks)
@@ -488,6 +499,58 @@ def pair_maps(
     axes[0].figure.colorbar(image, ax=axes, label=label)
     if title:
         axes[0].figure.suptitle(title, fontsize=11)
+    return axes
+
+
+@in_style
+def choices_by_inputs(
+    seen: Mapping[str, np.ndarray], overlap: Mapping[str, np.ndarray], chance: float, *, ax: Axes | None = None
+) -> Axes:
+    """How alike two loops choose, over how alike what they see is: a mark per pair of loops, a look per name.
+
+    seen: cosines between the router's inputs; overlap: shares of a token's experts; as many of each by the same name.
+    """
+    ax = figure() if ax is None else ax
+    colours = ("#6c3483", "#1f5fa8", "#1e8449", "#a86400", "#c0392b")
+    for name, colour, marker in zip(seen, cycle(colours), cycle("os^Dv")):
+        ax.plot(np.ravel(seen[name]), np.ravel(overlap[name]), marker, color=colour, label=name)
+    ax.axhline(chance, color=QUIET, linestyle=":")
+    ax.text(0.98, chance - 0.01, "chance", transform=ax.get_yaxis_transform(), ha="right", va="top", color=QUIET)
+    ax.set(xlabel="cosine between what the router sees", ylabel="overlap: share of experts kept", ylim=(0, 1.03))
+    ax.legend(ncols=2)
+    return ax
+
+
+def _lines_over_training(
+    steps: Sequence[int],
+    panels: Mapping[str, np.ndarray],
+    kind: Sequence[int],
+    *,
+    kinds: str,
+    chance: Mapping[str, float],
+    ylabel: str,
+    title: str,
+    axes: np.ndarray | None,
+) -> np.ndarray:
+    """Lines (R, steps, K) by name, up to three panels in a row; line K has the colour of its kind, 1 and up."""
+    if axes is None:
+        rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
+        axes = Figure(figsize=(7.4, 1.9 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    shades = matplotlib.colormaps["plasma"](np.linspace(0, 0.6, max(kind)))  # the pale end is left out
+    for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
+        for k, of_kind in enumerate(kind):
+            ax.plot(steps, np.asarray(values)[:, :, k].T, color=shades[of_kind - 1], linewidth=0.8)
+        ax.axhline(chance[name], color="black", linestyle=":", linewidth=2.5)
+        ax.set_title(name, fontsize=11)
+    for row in axes:
+        row[0].set_ylabel(ylabel)
+    for ax in axes[-1]:
+        ax.set_xlabel("training step")
+    bounds = matplotlib.colors.BoundaryNorm(np.arange(max(kind) + 1) + 0.5, max(kind))
+    scale = matplotlib.cm.ScalarMappable(bounds, matplotlib.colors.ListedColormap(shades))
+    axes.flat[0].figure.colorbar(scale, ax=axes, label=kinds, ticks=range(1, max(kind) + 1))
+    if title:
+        axes.flat[0].figure.suptitle(title, fontsize=11)
     return axes
 
 
@@ -505,30 +568,37 @@ def pairs_over_training(
 
     panels: (R, steps, N, N) by name, R of seeds and layers. chance: its level, by the same names; the ceiling is 1.
     """
-    if axes is None:
-        rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
-        axes = Figure(figsize=(9, 2.4 * rows)).subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    n_loop = np.shape(next(iter(panels.values())))[-1]
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, n_loop - 1))
-    for ax, (name, values) in zip(axes.flat, panels.items(), strict=False):
-        for i in range(n_loop):
-            for j in range(i + 1, n_loop):
-                ax.plot(steps, np.asarray(values)[:, :, i, j].T, color=shades[j - i - 1], linewidth=0.8)
-        ax.axhline(1, color=QUIET, linestyle="--", linewidth=1.5)
-        ax.axhline(chance[name], color=MARKED, linestyle=":", linewidth=2)
-        ax.set_title(name, fontsize=11)
+    first, second = np.triu_indices(np.shape(next(iter(panels.values())))[-1], 1)
+    lines = {name: np.asarray(values)[:, :, first, second] for name, values in panels.items()}
+    axes = _lines_over_training(
+        steps, lines, second - first, kinds="loops apart", chance=chance, ylabel=ylabel, title=title, axes=axes
+    )
+    for ax, _ in zip(axes.flat, panels, strict=False):
+        ax.axhline(1, color="black", linestyle="--", linewidth=1.5)
         ax.set_ylim(-0.03, 1.05)
-    ends = dict(ha="right", color=MARKED, transform=axes.flat[0].get_yaxis_transform(), x=0.98)
-    axes.flat[0].text(y=chance[next(iter(panels))] - 0.03, s="chance", va="top", **ends)
-    for row in axes:
-        row[0].set_ylabel(ylabel)
-    for ax in axes[-1]:
-        ax.set_xlabel("training step")
-    bounds = matplotlib.colors.BoundaryNorm(np.arange(n_loop) + 0.5, n_loop - 1)
-    scale = matplotlib.cm.ScalarMappable(bounds, matplotlib.colors.ListedColormap(shades))
-    axes.flat[0].figure.colorbar(scale, ax=axes, label="loops apart", ticks=range(1, n_loop))
-    if title:
-        axes.flat[0].figure.suptitle(title, fontsize=11)
+    at = dict(ha="right", va="top", transform=axes.flat[len(panels) - 1].get_yaxis_transform(), x=0.98)
+    for y, text in ((0.97, "ceiling"), (chance[list(panels)[-1]] + 0.2, "dotted: chance")):
+        axes.flat[len(panels) - 1].text(y=y, s=text, **at)
+    return axes
+
+
+@in_style
+def loops_over_training(
+    steps: Sequence[int],
+    panels: Mapping[str, np.ndarray],
+    chance: Mapping[str, float],
+    *,
+    ylabel: str,
+    title: str = "",
+    axes: np.ndarray | None = None,
+) -> np.ndarray:
+    """A line over the training steps for every loop, up to three panels in a row; later loops are brighter.
+
+    panels: (R, steps, N) by name, R of seeds and layers. chance: a dotted level, by the same names.
+    """
+    kind = range(1, np.shape(next(iter(panels.values())))[-1] + 1)
+    axes = _lines_over_training(steps, panels, kind, kinds="loop", chance=chance, ylabel=ylabel, title=title, axes=axes)
+    axes.flat[0].set_ylim(bottom=0)
     return axes
 
 
@@ -576,16 +646,16 @@ def variants(
 ) -> Axes:  # fmt: skip
     """Curves on a logarithmic axis: a line for the mean over seeds, a band from the least to the most.
 
-    curves: (seeds, points) by name. front: the one to bring to the front, in black; the others step back.
+    curves: (seeds, points) by name. front: the one to bring to the front, in black; the others are thin and dashed.
     """
     ax = figure() if ax is None else ax
     looks = zip((MARKED, "#d68910", LINE, "#1e8449", "#6c3483", "#0e8277"), "os^DPv", strict=True)
     for name, values in curves.items():
         colour, marker = OWN_LOOK if name == front else next(looks)
-        style = dict(color=colour, marker=marker, alpha=1 if front in (None, name) else 0.5)
+        back = dict() if front in (None, name) else dict(linestyle="--", linewidth=1.3, markersize=5)
         values = np.asarray(values)
-        ax.plot(x, values.mean(0), label=name, **style, zorder=3 if name == front else 2)
-        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        ax.plot(x, values.mean(0), label=name, color=colour, marker=marker, zorder=3 if name == front else 2, **back)
+        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.25, linewidth=0)
     ax.set_yscale("log")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=11)
@@ -599,25 +669,24 @@ def variants(
 @in_style
 def differences(
     rows: Mapping[str, np.ndarray], *, published: Mapping[str, float] | None = None, title: str = "",
-    xlabel: str = "nats above the full recipe", ax: Axes | None = None,
+    xlabel: str = "nats per character above the full recipe", ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """Paired differences (seeds,) by name, a row each: every seed, and the mean with two standard errors beside it.
+    """Paired differences (seeds,) by name, a row each: every seed, and the mean with its interval by Student's t.
 
-    published: values to set beside them, by name, as stars.
+    published: values to set beside them, by name, as stars, in nats per token.
     """
     ax = figure(figsize=(8, 0.9 + 0.42 * len(rows))) if ax is None else ax
     ax.axvline(0, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)
     for y, (name, values) in enumerate(rows.items()):
-        values = np.asarray(values)
-        error = 2 * values.std(ddof=1) / len(values) ** 0.5
-        own = dict(color=LINE, marker="D", capsize=4, label="mean, two standard errors" if y == 0 else None)
-        ax.errorbar(values.mean(), y, xerr=error, linestyle="none", zorder=3, **own)
+        mean, half = interval(torch.as_tensor(values))
+        own = dict(color=LINE, marker="D", capsize=4, label="mean, 95 % (Student's t)" if y == 0 else None)
+        ax.errorbar(mean, y, xerr=half, linestyle="none", zorder=3, **own)
         seeds = dict(color=MARKED, marker="o", markersize=5, linestyle="none", label="a seed" if y == 0 else None)
         ax.plot(values, np.full(len(values), y + 0.25), **seeds)
         if published and name in published:
             first = name == next(iter(published))
             star = dict(color="black", marker="*", markersize=13, linestyle="none")
-            ax.plot(published[name], y, **star, label="published, another scale" if first else None)
+            ax.plot(published[name], y, **star, label="published, nats per token" if first else None)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set(xlabel=xlabel, ylim=(len(rows) - 0.4, -0.6))
     ax.set_title(title, fontsize=11)
@@ -651,13 +720,18 @@ def segment_cuts(reach: np.ndarray, *, title: str = "", ax: Axes | None = None) 
 
 @in_style
 def held_bytes(
-    n_loops: Sequence[int], curves: Mapping[str, Sequence[float]], *, title: str = "", ax: Axes | None = None
+    n_loops: Sequence[int], curves: Mapping[str, np.ndarray], *, title: str = "", ax: Axes | None = None
 ) -> Axes:
-    """Megabytes held for the backward pass over the loop count, a line per way of training."""
+    """Megabytes held for the backward pass over the loop count, a line per way of training.
+
+    curves: by name a value for each loop count, or several, (repeats, loop counts): mean, and least to most.
+    """
     ax = figure() if ax is None else ax
     looks = zip((MARKED, LINE, "#1e8449", "black"), "os^D", ("-", "--", ":", "-."), strict=True)
     for (name, values), (colour, marker, line) in zip(curves.items(), looks, strict=False):
-        ax.plot(n_loops, np.asarray(values) / 1e6, color=colour, marker=marker, linestyle=line, label=name)
+        megabytes = np.atleast_2d(values) / 1e6  # (repeats, loop counts)
+        ax.plot(n_loops, megabytes.mean(0), color=colour, marker=marker, linestyle=line, label=name)
+        ax.fill_between(n_loops, megabytes.min(0), megabytes.max(0), color=colour, alpha=0.2, linewidth=0)
     ax.set(xlabel="loops N", ylabel="MB held", xticks=list(n_loops), title=title)
     ax.set_ylim(bottom=0)
     ax.legend(loc="upper left")
@@ -689,18 +763,37 @@ def loss_after_each_loop(
 
 @in_style
 def agreement(
-    steps: Sequence[int], cosines: Mapping[str, Sequence[float]], *, title: str = "", ax: Axes | None = None
-) -> Axes:
-    """Cosine with the full gradient over the steps of training, a line per way of cutting it."""
+    x: Sequence[int], cosines: Mapping[str, np.ndarray], *, xlabel: str = "training step", title: str = "",
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Cosine with the gradient of ordinary backprop, a line per way of cutting it: the seeds' mean, least and most.
+
+    cosines: (seeds, points) by name, at the training steps or loop counts x.
+    """
     ax = figure() if ax is None else ax
     looks = zip((LINE, "#1e8449", MARKED), "s^o", ("--", ":", "-"), strict=True)
     for (name, values), (colour, marker, line) in zip(cosines.items(), looks, strict=False):
-        ax.plot(steps, values, color=colour, marker=marker, linestyle=line, label=name)
-    ax.set(
-        xlabel="training step", ylabel="cosine with the full gradient", xticks=list(steps), ylim=(0, 1.05), title=title
-    )
+        values = np.asarray(values)  # (seeds, points)
+        ax.plot(x, values.mean(0), color=colour, marker=marker, linestyle=line, label=name)
+        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+    ax.set(xlabel=xlabel, ylabel="cosine with ordinary backprop", xticks=list(x), ylim=(0, 1.05), title=title)
     ax.legend(loc="lower left")
     return ax
+
+
+@in_style
+def held_and_peak(n_loops: Sequence[int], held: Mapping[str, np.ndarray], peak: Mapping[str, np.ndarray]) -> Axes:
+    """Bytes by way of training over the loops: what autograd holds, and beside it what the process grows by.
+
+    held, peak: (repeats, loop counts) by name.
+    """
+    left, right = Figure(figsize=(10, 4)).subplots(1, 2, sharey=True)
+    held_bytes(n_loops, held, title="held by autograd", ax=left)
+    held_bytes(n_loops, peak, title="added to the process, at most", ax=right)
+    right.set_ylabel("MB added")
+    right.get_legend().remove()
+    left.set_ylim(0, 1.05 * max(np.asarray(values).max() for values in (*held.values(), *peak.values())) / 1e6)
+    return left
 
 
 # -- chapter 6 ---------------------------------------------------------------------------------------------------------
@@ -726,25 +819,35 @@ def multipliers(
 
 
 @in_style
-def norms_by_visit(
-    streams: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray], *, title: str = "",
-    axes: Sequence[Axes] | None = None,
-) -> list[Axes]:  # fmt: skip
-    """Two panels over the visits, a line per rule: RMS of the stream after each, gradient of the stream before each."""
-    if axes is None:
-        axes = list(Figure(figsize=(9, 3.6)).subplots(1, 2))
-    panels = (streams, "RMS of the stream after it"), (gradients, "norm of the gradient before it")
-    for ax, (curves, ylabel) in zip(axes, panels, strict=True):
-        for rule, values in curves.items():
-            ax.plot(range(1, len(values) + 1), values, **look(rule) | {"markersize": 4}, label=rule)
-        ax.set_yscale("log", base=10)
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.yaxis.set_minor_formatter(lambda value, _: "")
-        ax.set(xlabel="visit", ylabel=ylabel)
-    axes[0].legend()
-    if title:
-        axes[0].figure.suptitle(title)
-    return list(axes)
+def norms_by_round(
+    streams: Mapping[int, Mapping[str, np.ndarray]], gradients: Mapping[int, Mapping[str, np.ndarray]]
+) -> np.ndarray:
+    """A column of two panels per round count R: RMS of the stream after each round, gradient of the stream before it.
+
+    Both hold (seeds, R) by R and rule: a line for the geometric mean over seeds, a band from the least to the most.
+    Each rule's line is thinner than the one before, so that two that coincide are both seen. Returns the axes,
+    (2, columns); the panels of a row share their scale.
+    """
+    axes = Figure(figsize=(9, 5)).subplots(2, len(streams), sharey="row", squeeze=False)
+    for row, by_R in zip(axes, (streams, gradients), strict=True):
+        for ax, (R, curves) in zip(row, by_R.items(), strict=True):
+            for i, (rule, values) in enumerate(curves.items()):
+                rounds, values = range(1, R + 1), np.asarray(values)
+                width = dict(linewidth=1.5 * (len(curves) - i), markersize=4)
+                ax.plot(rounds, np.exp(np.log(values).mean(0)), **look(rule) | width, label=rule)
+                ax.fill_between(rounds, values.min(0), values.max(0), color=look(rule)["color"], alpha=0.3, linewidth=0)
+            ax.set_yscale("log", base=10)
+            ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            ax.yaxis.set_minor_formatter(lambda value, _: "")
+            ax.set_xticks([1, R // 2, R] if R > 3 else range(1, R + 1))
+    for ax, R in zip(axes[0], streams, strict=True):
+        ax.set_title(f"R = {R}")
+    for ax in axes[1]:
+        ax.set_xlabel("round")
+    axes[0, 0].set_ylabel("RMS of the\nstream after it")
+    axes[1, 0].set_ylabel("norm of the\ngradient before it")
+    axes[0, 0].legend(fontsize=9)
+    return axes
 
 
 @in_style

@@ -3,26 +3,30 @@
 [1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524.
 """
 
-import json
+import math
 import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from .data import Tokenizer
-from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
+from .model import EMA, LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
 from .toy import rms
 from .train import NextLoss, evaluate, loop_rms, sample, train_step
 
@@ -101,7 +105,8 @@ def saved_bytes(run: Callable[[], object], parameters: Iterable[Tensor] = ()) ->
 
         def __init__(self, tensor: Tensor):
             nonlocal held, peak
-            self.tensor, self.address = tensor, tensor.untyped_storage().data_ptr()
+            self.tensor = tensor.detach()  # an operation may save its own result, which holds the operation: a circle
+            self.address = tensor.untyped_storage().data_ptr()
             if self.address not in own:
                 holders[self.address] += 1
                 if holders[self.address] == 1:
@@ -454,6 +459,26 @@ def distinct_by_chance(n_expert: int, top_k: int, n_loop: int) -> float:
     return n_expert * (1 - (1 - top_k / n_expert) ** n_loop)
 
 
+def jaccard_by_chance(n_expert: int, top_k: int) -> float:
+    """What two loops have in common over what either has, mean over tokens, if each draws k of the E anew."""
+    ways = [math.comb(top_k, m) * math.comb(n_expert - top_k, top_k - m) for m in range(top_k + 1)]  # m in common
+    return sum(m / (2 * top_k - m) * way for m, way in enumerate(ways)) / math.comb(n_expert, top_k)
+
+
+def spread_by_chance(n_expert: int, top_k: int, n_token: int) -> float:
+    """`Agreement.spread`, root mean square, of a loop that draws k of the E experts anew for each of its tokens."""
+    return ((n_expert / top_k - 1) / n_token) ** 0.5 / n_expert
+
+
+def cosine_by_chance(loads: Tensor) -> Tensor:
+    """The cosine of these loads if every loop had other favourites, loads (N, L, E) -> (N, N, L).
+
+    The mean over all ways to rename the experts of one of the two loops. 1 where the loads are even.
+    """
+    total = torch.nn.functional.normalize(loads.double(), dim=-1).sum(-1)  # (N, L)
+    return torch.einsum("nl,ml->nml", total, total) / loads.shape[-1]
+
+
 @torch.no_grad()
 def swapped_routers(model: LoopedGPT, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Loss in nats per token when loop i uses the router of loop j in every layer, (N, N); the diagonal is the model's.
@@ -610,6 +635,72 @@ def cpu_times(runs: Mapping[str, Callable[[], object]], rounds: int = 10) -> dic
     return {name: torch.tensor(seconds[1:], dtype=torch.float64) for name, seconds in times.items()}
 
 
+def checkpointed(model: LoopedGPT) -> LoopedGPT:
+    """The model, with the same parameters, that forgets the inside of each loop and runs it again on the way back.
+
+    For `segment_losses`, whose losses and gradients stay as they are. Raises ValueError for a model in training whose
+    routers have a bias: it moves between the two runs of a loop, which would then choose other experts.
+    """
+    if model.training and model.config.n_expert and model.config.balance == "bias":
+        raise ValueError("the routers' bias moves between the two runs of a loop: call model.eval() first")
+    twin = copy(model)
+
+    def one_loop(loop: int, h: Tensor, x0: Tensor, *memory: Tensor) -> tuple[Tensor, EMA | None, list[Routing | None]]:
+        return model.run_loop(h, loop, x0, EMA(*memory) if memory else None)
+
+    def run_loop(h: Tensor, loop: int, x0: Tensor, memory: EMA | None) -> tuple[Tensor, EMA | None, list]:
+        return checkpoint(one_loop, loop, h, x0, *(memory or ()), use_reentrant=False)  # keeps the tensors it is given
+
+    twin.run_loop = run_loop
+    return twin
+
+
+STATUS = Path("/proc/self/status")  # Linux: what a process holds
+
+
+def resident(which: str) -> int:
+    """Bytes of this process in memory: now, "VmRSS", or at most so far, "VmHWM". Linux only."""
+    fields = dict(line.split(":", 1) for line in STATUS.read_text(encoding="utf-8").splitlines())
+    return int(fields[which].split()[0]) * 1024
+
+
+def peak_memory(config: LoopedConfig, batch_size: int, *, checkpoints: bool = False) -> int | None:
+    """Bytes that training on one full batch adds to the memory of a fresh process, at most. None where not Linux.
+
+    An untrained model in eval mode, three batches of random tokens, a backward after each segment, no optimizer. What
+    is loaded once does not count: a batch of one window goes before. What the allocator does not give back does count.
+    checkpoints: each loop of a `checkpointed` model is run a second time.
+    """
+    if not STATUS.exists():
+        return None
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(added_memory, config, batch_size, checkpoints, torch.get_num_threads()).result()
+
+
+def added_memory(config: LoopedConfig, batch_size: int, checkpoints: bool, threads: int) -> int:
+    """`peak_memory` of this process, which has trained nothing before."""
+    torch.set_num_threads(threads)
+    model, tokens = fresh(config, 0, (batch_size, config.block_size + 1))
+    model = checkpointed(model.eval()) if checkpoints else model.eval()
+
+    def train(tokens: Tensor) -> None:
+        for loss in model.segment_losses(tokens[:, :-1], tokens[:, 1:]):
+            loss.backward()
+
+    train(tokens[:1])
+    before = resident("VmRSS")
+    for _ in range(3):
+        train(tokens)
+    return resident("VmHWM") - before
+
+
+def largest_jump(losses: Sequence[float]) -> float:
+    """How far any step's loss stands above the mean of the 20 steps before it: the size of a spike, in nats."""
+    losses = torch.tensor(losses, dtype=torch.float64)
+    before = losses[:-1].unfold(0, 20, 1).mean(-1)  # of each step from the twenty-first on
+    return (losses[20:] - before).max().item()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Chapter 6: what each visit of shared weights hears and says. [2] DeepLoop, arXiv 2607.13491
 
@@ -685,41 +776,33 @@ def stream_gradients(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 # Chapter 10: what a training really takes
 
-_TWO_STEPS = """
-import json, sys, torch
-from functools import partial
-torch.set_num_threads(1)
-from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.train import NextLoss, train_step
+def step_memory(config: LoopedConfig, batch_size: int, dtype: str = "float32") -> int | None:
+    """Bytes that two real training steps on the CPU add to the memory of a fresh process, at most. None if not Linux.
 
-def resident(which):  # bytes of this process
-    return int(next(line for line in open("/proc/self/status") if line.startswith(which)).split()[1]) * 1024
-
-def run(config, batch_size):
-    model = LoopedGPT(config)
-    optimizer = model.configure_optimizer(1e-3, 0.1)
-    for _ in range(2):
-        batch = tuple(torch.randint(config.vocab_size, (2, batch_size, config.block_size)))
-        train_step(NextLoss(model), optimizer, [batch], grad_clip=1.0, autocast=autocast)
-
-config, batch_size, dtype = json.loads(sys.argv[1])
-autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
-run(LoopedConfig(vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=16), 2)  # what torch itself takes
-before = resident("VmRSS")
-run(LoopedConfig(**config), batch_size)
-print(resident("VmHWM") - before)
-"""
-
-
-def resident_peak(config: LoopedConfig, batch_size: int, dtype: str = "float32") -> int:
-    """Most bytes of main memory that two real training steps on the CPU take, beyond what torch takes by itself.
-
-    They run in a process of their own, which the kernel watches: what `plan.memory` foretells, measured without it.
-    dtype: float32 or bfloat16. OSError where there is no Linux.
+    What `plan.memory` foretells, measured without it: optimizer included, what torch itself takes left out.
+    dtype: of matrix products, float32 or bfloat16.
     """
-    if sys.platform != "linux":
-        raise OSError("only Linux says in /proc how much memory a process took at most")
+    if not STATUS.exists():
+        return None
     # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", _TWO_STEPS, json.dumps([asdict(config), batch_size, dtype])]
-    return int(subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout)
+    given_back = patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_="1000000")
+    with given_back, ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(added_by_steps, config, batch_size, dtype).result()
+
+
+def added_by_steps(config: LoopedConfig, batch_size: int, dtype: str) -> int:
+    """`step_memory` of this process, which has trained nothing before."""
+    torch.set_num_threads(1)
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def two_steps(config: LoopedConfig, batch_size: int) -> None:
+        model = LoopedGPT(config)
+        optimizer = model.configure_optimizer(1e-3, 0.1)
+        for _ in range(2):
+            batch = tuple(torch.randint(config.vocab_size, (2, batch_size, config.block_size)))
+            train_step(NextLoss(model), optimizer, [batch], grad_clip=1.0, autocast=autocast)
+
+    two_steps(LoopedConfig(vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=16), 2)
+    before = resident("VmRSS")
+    two_steps(config, batch_size)
+    return resident("VmHWM") - before

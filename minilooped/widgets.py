@@ -311,7 +311,7 @@ LOOPS = (1, 3, 6, 12)
 
 @cache
 def _variance(parts: tuple[str, ...]) -> Tensor:
-    return probes.variance_over_loops(assembled(parts), LOOPS, seeds=(0, 1))  # (S, K)
+    return probes.variance_over_loops(assembled(parts), LOOPS)  # (S, K)
 
 
 def draw_loom_parts(runs: Sequence[Run], parts: Collection[str]) -> None:
@@ -365,12 +365,13 @@ def draw_segment_cutter(n_loop: int = 9, segment: int = 3) -> None:
     batch = tokens[:, :-1], tokens[:, 1:]
     reach, held = probes.gradient_reach(model, *batch), probes.batch_bytes(model, *batch)
     model.config = replace(config, segment=None)
-    whole = probes.batch_bytes(model, *batch)
+    ordinary = probes.batch_bytes(model, *batch)
     losses = f"{len(reach)} loss" + "es" * (len(reach) > 1)
-    title = f"{n_loop} loops, {segment} in a segment: {losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of uncut"
+    share = f"{held / ordinary:.0%} of ordinary backprop's"
+    title = f"{n_loop} loops, {segment} in a segment: {losses}; {held / 1e6:.2f} MB held, {share}"
     cuts, memory = Figure(figsize=(10, 3.2)).subplots(1, 2, width_ratios=(4, 1))
     plots.segment_cuts(reach, ax=cuts)
-    memory.bar(["uncut", "cut"], [whole / 1e6, held / 1e6], color=[plots.MARKED, plots.LINE])
+    memory.bar(["ordinary", "segments"], [ordinary / 1e6, held / 1e6], color=[plots.MARKED, plots.LINE])
     memory.set(ylabel="MB held", ylim=(0, 5))  # one scale for every position
     cuts.figure.suptitle(title, fontsize=12)
     plots.show(cuts, f"Which loops the gradient of each loss reaches, and a bar for the memory. {title}.")

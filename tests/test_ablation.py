@@ -1,6 +1,7 @@
 """LOOM's parts as switches, and the recorded ablation: what was run is what the protocol says."""
 
 import json
+import math
 import runpy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,7 +10,20 @@ import pytest
 import torch
 
 from minilooped import ablation
-from minilooped.ablation import ARMS, CONTROLS, PARTS, PLAIN, Run, assembled, load, paired, reported
+from minilooped.ablation import (
+    ARMS,
+    CONTROLS,
+    PARTS,
+    PLAIN,
+    SETTINGS,
+    STUDENT,
+    Run,
+    assembled,
+    interval,
+    load,
+    paired,
+    reported,
+)
 from minilooped.presets import LOOM_PARTS
 
 ROOT = Path(__file__).parents[1]
@@ -41,17 +55,25 @@ def test_all_parts_are_the_recipe_of_the_presets_without_segments():
 def test_parts_go_onto_any_model_and_a_part_that_is_none_is_named():
     base = replace(PLAIN, n_loop=12)
     assert assembled(["scaling"], base) == replace(base, rule="loom")
-    with pytest.raises(ValueError, match="^no part gamma; there are scaling, expert norm, .*, doubled attention$"):
+    with pytest.raises(ValueError, match="^no part gamma; there are scaling, .*, doubled attention, quiet start$"):
         assembled(["scaling", "gamma"])
 
 
 def test_arms_are_all_different_and_one_part_apart_where_they_say_so():
     configs = [assembled(parts) for parts in ARMS.values()]
-    assert len({str(config) for config in configs}) == len(configs) == 13
+    assert len({str(config) for config in configs}) == len(configs) == 18
     for part in PARTS:
         assert set(PARTS) - set(ARMS[f"without {part}"]) == {part}
     doubled = assembled(ARMS["doubled attention"])
     assert changed(doubled, assembled(PARTS)) == CONTROLS["doubled attention"] == dict(loop_residual=0.0)
+
+
+def test_an_arm_from_a_quiet_start_differs_by_that_alone():
+    again = [arm for arm in ARMS if arm.endswith(", quiet start")]
+    assert len(again) == 3
+    for arm in again:
+        loud = assembled(ARMS[arm.removesuffix(", quiet start")])
+        assert changed(assembled(ARMS[arm]), loud) == SETTINGS["quiet start"] == dict(init_std=0.05)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -88,6 +110,18 @@ def test_reported_are_the_seeds_at_the_learning_rate_that_was_best_with_seed_0()
     assert best == {1: (0.2, 2.0), 2: (0.2, 2.5)}
 
 
+def test_interval_is_that_of_students_t():
+    mean, half = interval(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    assert mean == 2 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-4)
+    # With one degree of freedom t is Cauchy's, with two it has a closed form as well.
+    assert STUDENT[2] == pytest.approx(math.tan(math.pi * 0.475), rel=1e-4)
+    assert STUDENT[3] == pytest.approx(0.95 * (2 / (4 * 0.975 * 0.025)) ** 0.5, rel=1e-4)
+    for n, t in STUDENT.items():  # its density has 95 % between -t and t
+        x = torch.linspace(-t, t, 10_001, dtype=torch.float64)
+        scale = math.exp(math.lgamma(n / 2) - math.lgamma((n - 1) / 2)) / ((n - 1) * math.pi) ** 0.5
+        assert torch.trapezoid(scale * (1 + x**2 / (n - 1)) ** (-n / 2), x).item() == pytest.approx(0.95, abs=3e-5)
+
+
 def test_load_reads_what_was_written(tmp_path):
     runs = [run("full", 1, 2.0), run("plain", 1, float("inf"))]
     path = tmp_path / "loom.json"
@@ -115,9 +149,10 @@ def test_every_arm_was_run_with_three_seeds_at_the_learning_rate_of_the_protocol
         arm: min((run for run in runs if (run.arm, run.seed) == (arm, 0)), key=lambda run: run.val_loss).lr
         for arm in seekers
     }
-    for arm in ARMS:
-        leader = arm if arm in seekers else protocol["FOLLOWERS"].get(arm, "full")
-        assert {seed: run.lr for seed, run in reported(runs, arm).items()} == dict.fromkeys((1, 2, 3), sought[leader])
+    for arm, parts in ARMS.items():
+        lr = sought[arm if arm in seekers else protocol["FOLLOWERS"].get(arm, "full")]
+        lr = protocol["QUIET_LR"] if "quiet start" in parts else lr
+        assert {seed: run.lr for seed, run in reported(runs, arm).items()} == dict.fromkeys((1, 2, 3), lr)
     assert len({(run.arm, run.lr, run.seed) for run in runs}) == len(runs)
 
 

@@ -772,8 +772,8 @@ def survives(H: int, M: int, lam: float) -> float:
 RIGHT |= {
     checks.surviving_share: survives,
     checks.looping_residual: averages,
-    checks.paired_interval: lambda one, other: torch.stack(
-        [(one - other).mean(), (one - other).var().sqrt() * 2 / len(one) ** 0.5]
+    checks.paired_interval: lambda one, other, t: torch.stack(
+        [(one - other).mean(), t * ((one - other).var() / len(one)).sqrt()]
     ),
 }
 WRONG |= {
@@ -790,19 +790,23 @@ WRONG |= {
     },
     checks.paired_interval: {
         "unpaired": (
-            lambda one, other: torch.stack(
-                [(one - other).mean(), 2 * ((one.var() + other.var()) / len(one)).sqrt()]
+            lambda one, other, t: torch.stack(
+                [(one - other).mean(), t * ((one.var() + other.var()) / len(one)).sqrt()]
             ),
             "for 2 seeds: 50% of the values agree",
         ),
         "the spread": (
-            lambda one, other: torch.stack([(one - other).mean(), 2 * (one - other).std()]),
+            lambda one, other, t: torch.stack([(one - other).mean(), t * (one - other).std()]),
+            "for 2 seeds: 50% of the values agree",
+        ),
+        "two standard errors": (
+            lambda one, other, t: RIGHT[checks.paired_interval](one, other, 2),
             "for 2 seeds: 50% of the values agree",
         ),
         "the other way": (
-            lambda one, other: RIGHT[checks.paired_interval](other, one), "for 2 seeds: 50% of the values agree",
+            lambda one, other, t: RIGHT[checks.paired_interval](other, one, t), "for 2 seeds: 50% of the values agree",
         ),
-        "a float": (lambda one, other: (one - other).mean().item(), "expected a tensor, got float"),
+        "a float": (lambda one, other, t: (one - other).mean().item(), "expected a tensor, got float"),
     },
     # chapter 10
     checks.training_flops: {

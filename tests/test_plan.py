@@ -15,7 +15,7 @@ from minilooped.cli import main
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.plan import LiveBytes, Memory, at_loops, hours, load_counts, memory, plan, training_tokens
 from minilooped.presets import PRESETS
-from minilooped.probes import resident_peak
+from minilooped.probes import step_memory
 from minilooped.train import PEAK_TFLOPS, TrainConfig, peak_tflops
 
 SMALL = LoopedConfig(vocab_size=500, block_size=64, n_layer=2, n_loop=3, n_head=4, n_embd=64)
@@ -111,7 +111,7 @@ def test_the_plan_is_within_15_percent_of_the_memory_that_a_run_takes(dtype, cha
         vocab_size=2000, block_size=256, n_layer=2, n_loop=6, n_head=4, n_embd=256, loss_chunk=512, **changes
     )
     planned = memory(config, TrainConfig(batch_size=12), getattr(torch, dtype)).peak
-    taken = resident_peak(config, 12, dtype)
+    taken = step_memory(config, 12, dtype)
     assert planned == pytest.approx(taken, rel=0.15)
 
 

@@ -69,6 +69,16 @@ def test_saved_bytes_is_the_most_at_one_time():
     assert saved_bytes(at_once) == 6000
 
 
+def test_saved_bytes_forgets_what_no_backward_asks_for_once_its_results_are_gone():
+    """An operation that saved its own result would otherwise hold itself."""
+
+    def run():
+        for _ in range(3):
+            leaf().exp()
+
+    assert saved_bytes(run) == 4000
+
+
 def test_saved_bytes_leaves_results_and_gradients_alone():
     results = []
     for measured in (False, True):
@@ -553,6 +563,31 @@ def test_distinct_experts_by_chance_are_what_random_choices_meet():
     assert probes.distinct_by_chance(5, 2, 1) == pytest.approx(2)
 
 
+@pytest.mark.parametrize(("n_expert", "top_k"), [(4, 2), (5, 3), (6, 1), (3, 3)])
+def test_jaccard_by_chance_is_the_mean_over_all_pairs_of_choices(n_expert, top_k):
+    sets = [set(choice) for choice in itertools.combinations(range(n_expert), top_k)]
+    every = [len(a & b) / len(a | b) for a in sets for b in sets]
+    assert probes.jaccard_by_chance(n_expert, top_k) == pytest.approx(sum(every) / len(every))
+
+
+def test_spread_by_chance_is_that_of_random_choices():
+    drawn = torch.rand(2000, 64, 6, generator=torch.Generator().manual_seed(0)).topk(2).indices.flatten(1)
+    loads = torch.zeros(2000, 1, 6).scatter_add_(2, drawn[:, None], torch.ones(2000, 1, 128))  # (N, L, E)
+    found = probes.Agreement(2, loads, *[torch.empty(0)] * 4).spread.square().mean().sqrt().item()
+    assert probes.spread_by_chance(6, 2, 64) == pytest.approx(found, rel=0.02)
+
+
+def test_cosine_by_chance_is_the_mean_over_all_renamings_of_the_experts():
+    loads = torch.randint(9, (2, 3, 4), generator=torch.Generator().manual_seed(0))  # (N, L, E)
+    found = probes.cosine_by_chance(loads)
+    assert found.shape == (2, 2, 3) and torch.equal(found, found.transpose(0, 1))
+    for layer in range(3):
+        renamed = [loads[1, layer, list(order)] for order in itertools.permutations(range(4))]
+        cosines = [torch.cosine_similarity(loads[0, layer].double(), other.double(), dim=0) for other in renamed]
+        assert found[0, 1, layer].item() == pytest.approx(torch.stack(cosines).mean().item())
+    assert probes.cosine_by_chance(torch.ones(2, 1, 5)).flatten().tolist() == pytest.approx([1] * 4)  # even loads
+
+
 def test_swapped_routers_are_those_of_a_model_with_the_rows_moved():
     model, idx, targets = moe(), *torch.randint(11, (2, 3, 8), generator=torch.Generator().manual_seed(1))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -605,7 +640,7 @@ def test_variance_over_loops_has_a_row_for_each_seed_and_a_column_for_each_loop_
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Chapter 9: batch_bytes, loss_after_each_loop, gradient_reach, gradient_agreement, cpu_times
+# Chapter 9: batch_bytes, loss_after_each_loop, gradient_reach, gradient_agreement, cpu_times, checkpointed, peak_memory
 
 
 def looped(segment: int | None = None, n_loop: int = 5, **changes) -> tuple[LoopedGPT, torch.Tensor, torch.Tensor]:
@@ -712,6 +747,68 @@ def test_cpu_times_take_turns_and_leave_out_the_first_round(monkeypatch):
     times = probes.cpu_times({name: lambda name=name: order.append(name) for name in "ab"}, rounds=3)
     assert "".join(order) == "abababab"
     assert {name: seconds.tolist() for name, seconds in times.items()} == {"a": [9, 17, 25], "b": [13, 21, 29]}
+
+
+@pytest.mark.parametrize("changes", [{}, dict(loop_residual=None), dict(segment=2)])
+def test_checkpoints_change_no_loss_and_no_gradient_and_hold_a_few_streams_a_loop(changes):
+    model, idx, targets = looped(**changes)
+    model.eval()
+    twin = probes.checkpointed(model)
+    found = []
+    for each in (model, twin):
+        losses = list(each.segment_losses(idx, targets))
+        found.append([*losses, *torch.autograd.grad(sum(losses), list(model.parameters()))])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    stream = idx.numel() * model.config.n_embd * 8  # float64
+    if not model.config.segment:
+        three, five = (
+            probes.batch_bytes(probes.checkpointed(looped(n_loop=n, **changes)[0].eval()), idx, targets) for n in (3, 5)
+        )
+        memory = stream + 8 if model.config.loop_residual else 0  # and its weight, one number
+        assert five - three == 2 * (stream + memory)
+
+
+def test_checkpoints_refuse_routers_that_move_between_two_runs_of_a_loop():
+    model, _, _ = looped(balance="bias", gate="sigmoid")
+    with pytest.raises(ValueError, match="model.eval"):
+        probes.checkpointed(model)
+    probes.checkpointed(looped(balance="switch")[0])
+
+
+def test_peak_memory_is_that_of_a_fresh_process_and_sees_a_cut():
+    config = tiny(n_loop=12, block_size=64, n_embd=32)
+    hoard = torch.zeros(30_000_000)  # of this process, not of the fresh one
+    ordinary = probes.peak_memory(config, 64)
+    if ordinary is None:
+        pytest.skip("no /proc here")
+    held = probes.saved_bytes(lambda: probes.fresh(config, 0, (1, 1))[0](*[torch.zeros(64, 64, dtype=int)] * 2))
+    assert held < ordinary < 3 * held
+    assert probes.peak_memory(replace(config, segment=2), 64) < 0.6 * ordinary
+    del hoard
+
+
+def test_added_memory_is_the_peak_above_what_was_there_before(monkeypatch):
+    monkeypatch.setattr(probes, "resident", {"VmRSS": 5, "VmHWM": 12}.get)
+    assert probes.added_memory(tiny(), 2, False, torch.get_num_threads()) == 7
+
+
+def test_peak_memory_is_none_without_proc(monkeypatch, tmp_path):
+    monkeypatch.setattr(probes, "STATUS", tmp_path / "status")
+    assert probes.peak_memory(tiny(), 2) is None
+
+
+def test_resident_reads_kilobytes(monkeypatch, tmp_path):
+    monkeypatch.setattr(probes, "STATUS", tmp_path / "status")
+    probes.STATUS.write_text("Name:\tpython: x\nVmHWM:\t   12 kB\nVmRSS:\t    7 kB\n", encoding="utf-8")
+    assert (probes.resident("VmHWM"), probes.resident("VmRSS")) == (12 * 1024, 7 * 1024)
+
+
+def test_largest_jump_is_above_the_twenty_steps_before():
+    falling = [float(60 - step) for step in range(60)]
+    assert probes.largest_jump(falling) == -10.5  # a step of a line below the mean of the 20 before it
+    spiked = [*falling[:40], 25.0, *falling[41:]]  # was 20, after 40 to 21 with a mean of 30.5
+    assert probes.largest_jump(spiked) == -5.5
+    assert probes.largest_jump([1.0] * 20 + [4.0]) == 3 and probes.largest_jump([9.0] + [1.0] * 20 + [4.0]) == 3
 
 
 # ----------------------------------------------------------------------------------------------------------------------

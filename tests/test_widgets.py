@@ -14,6 +14,7 @@ from pathlib import Path
 
 import IPython.display
 import ipywidgets
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -805,6 +806,43 @@ def test_pair_maps_write_their_numbers_on_one_scale():
     assert [t.get_text() for t in first.texts] == ["1.00", "0.25", "0.50", "1.00"]
     assert first.images[0].get_clim() == second.images[0].get_clim() == (0, 1)
     assert [t.get_text() for t in first.get_xticklabels()] == ["1", "2"]
+    for ax in (first, second):  # WCAG asks for 4.5 between small text and its ground
+        for value, text in zip(ax.images[0].get_array().flat, ax.texts, strict=True):
+            assert contrast(ax.images[0].cmap(value), text.get_color()) > 4.5
+
+
+def contrast(*colours) -> float:
+    """(L1 + 0.05) / (L2 + 0.05) of two colours' luminances."""
+    rgb = [np.array(matplotlib.colors.to_rgb(colour)) for colour in colours]
+    linear = [np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) for c in rgb]
+    dark, light = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("value", np.linspace(0, 1, 21))
+def test_text_is_black_or_white_whichever_is_read_better(value):
+    ground = matplotlib.colormaps["viridis"](value)
+    better = max(("black", "white"), key=lambda text: contrast(ground, text))
+    assert plots.readable_on(ground) == better
+
+
+def test_choices_by_inputs_marks_every_pair_and_the_chance():
+    seen, overlap = {"a": [0.9, 0.5], "b": [[0.1], [0.2]]}, {"a": [0.8, 0.4], "b": [[0.3], [0.2]]}
+    ax = plots.choices_by_inputs(seen, overlap, 0.25)
+    a, b, level = ax.lines
+    assert a.get_xydata().tolist() == [[0.9, 0.8], [0.5, 0.4]] and b.get_xydata().tolist() == [[0.1, 0.3], [0.2, 0.2]]
+    assert a.get_marker() != b.get_marker() and set(level.get_ydata()) == {0.25}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_loops_over_training_draw_a_line_for_every_loop_seed_and_layer():
+    values = np.random.default_rng(0).random((2, 3, 4))  # (R, steps, N)
+    axes = plots.loops_over_training([0, 5, 9], {"a": values, "b": 1 - values}, {"a": 0.1, "b": 0.2}, ylabel="sd")
+    lines = axes[0, 1].lines
+    assert len(lines) == 4 * 2 + 1 and lines[-1].get_ydata()[0] == 0.2
+    assert lines[1].get_ydata().tolist() == (1 - values[1, :, 0]).tolist()
+    assert lines[0].get_color().tolist() == lines[1].get_color().tolist() != lines[2].get_color().tolist()
+    assert axes[0, 0].get_ylabel() == "sd" and axes[0, 0].get_ylim()[0] == 0
 
 
 def test_pairs_over_training_draw_a_line_for_every_pair_seed_and_layer():
@@ -815,8 +853,8 @@ def test_pairs_over_training_draw_a_line_for_every_pair_seed_and_layer():
     assert lines[0].get_ydata().tolist() == values[0, :, 0, 1].tolist()
     assert lines[11].get_ydata().tolist() == values[1, :, 2, 3].tolist()
     assert lines[0].get_color().tolist() == lines[11].get_color().tolist() != lines[4].get_color().tolist()
-    assert [line.get_ydata()[0] for line in lines[-2:]] == [1, 0.25]
-    assert axes[0, 1].lines[-1].get_ydata()[0] == 0.5
+    assert [line.get_ydata()[0] for line in lines[-2:]] == [0.25, 1]
+    assert axes[0, 1].lines[-2].get_ydata()[0] == 0.5
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -856,7 +894,7 @@ def test_switchboard_shows_the_variance_it_names_and_what_was_recorded(parts, tr
     calls = drawn_by(monkeypatch, "variants")
     widgets.draw_loom_parts(RUNS, parts)
     ((loops, curves), options) = calls[0]
-    own = probes.variance_over_loops(assembled(parts), loops, seeds=(0, 1))
+    own = probes.variance_over_loops(assembled(parts), loops)
     assert torch.equal(curves[options["front"]], own)
     first, second = options["title"].splitlines()
     assert first == ("all parts" if parts else "no part") or first.split(" + ") == list(parts)
@@ -881,17 +919,18 @@ def test_variants_draws_mean_and_band_and_brings_one_to_the_front():
     assert a.get_xydata().tolist() == [[1, 2], [6, 6]] and b.get_ydata().tolist() == [4, 12]
     band = ax.collections[1].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (2, 16)
-    assert b.get_alpha() == 1 > a.get_alpha() == c.get_alpha() and b.get_zorder() > a.get_zorder()
+    assert (a.get_linestyle(), b.get_linestyle(), c.get_linestyle()) == ("--", "-", "--")
+    assert b.get_zorder() > a.get_zorder()
     assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 3
     assert ax.get_yscale() == "log" and ax.get_title() == "t" and ax.get_xticks().tolist() == [1, 6]
-    assert all(line.get_alpha() == 1 for line in plots.variants([1, 6], {"a": values, "b": values}).lines)
+    assert all(line.get_linestyle() == "-" for line in plots.variants([1, 6], {"a": values, "b": values}).lines)
 
 
-def test_differences_draws_every_seed_the_mean_and_two_standard_errors():
+def test_differences_draws_every_seed_the_mean_and_its_interval():
     rows = {"a": np.array([1.0, 2.0, 3.0]), "b": np.array([-1.0, -1.0])}
     ax = plots.differences(rows, published={"b": 0.5}, title="t")
     bars = [bar for container in ax.containers for bar in container.lines[2][0].get_segments()]
-    error = 2 / 3**0.5
+    error = 4.303 / 3**0.5  # by Student's t
     np.testing.assert_allclose(bars, [[[2 - error, 0], [2 + error, 0]], [[-1, 1], [-1, 1]]])
     seeds = [line.get_xydata().tolist() for line in ax.lines if line.get_marker() == "o"]
     assert seeds == [[[1, 0.25], [2, 0.25], [3, 0.25]], [[-1, 1.25], [-1, 1.25]]]
@@ -928,7 +967,7 @@ def test_segment_cutter_shows_what_the_probes_measure(n_loop, segment, losses, s
     held = probes.batch_bytes(model, tokens[:, :-1], tokens[:, 1:])
     whole_model, _ = probes.fresh(widgets.replace(config, segment=None), 0, (2, 33))
     whole = probes.batch_bytes(whole_model, tokens[:, :-1], tokens[:, 1:])
-    assert f"{losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of uncut" in shown[0].alt
+    assert f"{losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of ordinary backprop's" in shown[0].alt
     memory = options["ax"].figure.axes[1]
     assert [bar.get_height() for bar in memory.patches] == pytest.approx([whole / 1e6, held / 1e6])
     assert max(whole, held) / 1e6 < memory.get_ylim()[1]
@@ -970,9 +1009,19 @@ def test_loss_after_each_loop_draws_mean_and_band():
 
 
 def test_agreement_draws_a_line_for_each_way():
-    ax = plots.agreement([1, 5], {"cut": [0.9, 0.8], "segments": [0.9, 0.5]}, title="K = 3")
-    assert [line.get_ydata().tolist() for line in ax.lines] == [[0.9, 0.8], [0.9, 0.5]]
-    assert ax.get_ylim()[0] == 0 and ax.get_title() == "K = 3"
+    ax = plots.agreement([1, 5], {"cut": [[0.9, 0.8]], "segments": [[0.9, 0.5], [0.7, 0.3]]}, title="K = 3")
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[0.9, 0.8], pytest.approx([0.8, 0.4])]
+    low, high = ax.collections[1].get_datalim(ax.transData).intervaly
+    assert (low, high) == (0.3, 0.9)
+    assert ax.get_ylim()[0] == 0 and ax.get_title() == "K = 3" and ax.get_xlabel() == "training step"
+
+
+def test_held_and_peak_draws_one_scale_and_the_spread():
+    left = plots.held_and_peak([3, 6], {"cut": [[1e6, 1e6]]}, {"cut": torch.tensor([[2e6, 4e6], [3e6, 8e6]])})
+    right = left.figure.axes[1]
+    assert left.lines[0].get_ydata().tolist() == [1, 1] and right.lines[0].get_ydata().tolist() == [2.5, 6]
+    low, high = right.collections[0].get_datalim(right.transData).intervaly
+    assert (low, high) == (2, 8) and left.get_ylim() == right.get_ylim() == (0, pytest.approx(8.4))
 
 
 # -- chapter 6 ---------------------------------------------------------------------------------------------------------
@@ -1015,10 +1064,15 @@ def test_a_move_of_the_multiplier_explorer_takes_little_time(shown):
     assert time.process_time() - before < SECONDS_PER_MOVE
 
 
-def test_norms_by_visit_and_values_by_rule_draw_their_arrays():
-    left, right = plots.norms_by_visit({"none": [1.0, 2.0]}, {"none": [0.5, 0.25]}, title="t")
-    assert left.lines[0].get_xydata().tolist() == [[1, 1], [2, 2]]
-    assert right.lines[0].get_xydata().tolist() == [[1, 0.5], [2, 0.25]]
+def test_norms_by_round_and_values_by_rule_draw_their_arrays():
+    streams = {2: {"none": [[1.0, 2.0], [4.0, 8.0]]}, 4: {"none": [[1.0, 1.0, 1.0, 3.0]]}}
+    gradients = {R: {rule: 1 / np.array(v) for rule, v in curves.items()} for R, curves in streams.items()}
+    axes = plots.norms_by_round(streams, gradients)
+    assert axes.shape == (2, 2) and [ax.get_title() for ax in axes[0]] == ["R = 2", "R = 4"]
+    assert axes[0, 0].lines[0].get_xydata() == pytest.approx(np.array([[1, 2], [2, 4]]))  # geometric means
+    assert axes[1, 1].lines[0].get_xydata() == pytest.approx(np.array([[1, 1], [2, 1], [3, 1], [4, 1 / 3]]))
+    band = axes[1, 0].collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == 1 / 8 and band[:, 1].max() == 1
     ax = plots.values_by_rule([1, 8], {"none": [[1.0, 2.0], [3.0, 6.0]]}, xlabel="R", ylabel="loss")
     assert ax.lines[0].get_xydata().tolist() == [[1, 2], [8, 4]] and ax.get_xlabel() == "R"
     band = ax.collections[0].get_paths()[0].vertices
