@@ -776,6 +776,7 @@ def stream_gradients(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 # Chapter 10: what a training really takes
 
+
 def step_memory(config: LoopedConfig, batch_size: int, dtype: str = "float32") -> int | None:
     """Bytes that two real training steps on the CPU add to the memory of a fresh process, at most. None if not Linux.
 
