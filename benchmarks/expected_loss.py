@@ -10,7 +10,7 @@ does it.
 Of the presets for a GPU this can say the loss before the first step only, on 512 tokens of the embedded plays: an
 untrained model is about as unsure of any text.
 
-About eleven minutes of CPU time; a run that was stopped goes on where it was.
+About sixteen minutes of CPU time; a run that was stopped goes on where it was.
 """
 
 import time
