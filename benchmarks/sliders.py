@@ -20,7 +20,7 @@ from unittest.mock import patch
 import ipywidgets
 import torch
 
-from minilooped import ablation, probes, sweep, widgets
+from minilooped import ablation, plan, probes, sweep, widgets
 from minilooped.data import CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.provenance import provenance
@@ -62,6 +62,7 @@ WIDGETS: dict[str, Callable[[], ipywidgets.VBox]] = {
         LETTERS,
         TEXTS[1],
     ),
+    "planner": lambda: widgets.planner(plan.load_counts(OUT.with_name("memory.json"))),
     "visit_explorer": lambda: widgets.visit_explorer({"64 loops": probes.first_steps(replace(SMALL, n_loop=64))}),
 }
 

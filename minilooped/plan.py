@@ -10,9 +10,12 @@ The memory is not computed from a formula that could fall out of step with the m
 tensors, which have a shape and a type and no data, and what is alive is counted. It takes seconds for any size.
 """
 
+import json
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -84,6 +87,33 @@ def memory(model_config: LoopedConfig, train_config: TrainConfig, dtype: torch.d
         each = found.peak - _simulated(model_config, train_config, dtype, simulated - 1).peak
         found = replace(found, peak=found.peak + (waiting - simulated) * each)
     return found
+
+
+def at_loops(counts: Sequence[Memory], n_loop: int) -> Memory:
+    """The memory of n_loop loops, from that of one, two and perhaps three with all other settings the same.
+
+    Without segments every further loop adds to each part what the last one added. With recompute_loops the second may
+    add more than the third: a branch multiplier that is exactly 1, as that of gpt2-small at one loop, multiplies
+    nothing and needs no room. So give three there.
+    """
+    if n_loop <= len(counts):
+        return counts[n_loop - 1]
+    further = n_loop - len(counts)
+    before, last = (astuple(memory) for memory in counts[-2:])
+    return Memory(*(b + further * (b - a) for a, b in zip(before, last, strict=True)))
+
+
+# By preset, batch_size, recompute_loops and loss_chunk: the memory of one loop, of two, and perhaps of three.
+Counts = dict[tuple[str, int, bool, int | None], tuple[Memory, ...]]
+
+
+def load_counts(path: Path) -> Counts:
+    """What benchmarks/memory.py counted."""
+    counts: Counts = {}
+    for row in sorted(json.loads(path.read_text(encoding="utf-8"))["runs"], key=lambda row: row["n_loop"]):
+        setting = tuple(row[name] for name in ("preset", "batch_size", "recompute_loops", "loss_chunk"))
+        counts[setting] = (*counts.get(setting, ()), Memory(*(row[field.name] for field in fields(Memory))))
+    return counts
 
 
 def any_expert_linear(x: Tensor, weight: Tensor, load: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,10 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -848,3 +851,39 @@ def early_exit(
                 left = left | ((now.exp() * (now - before)).sum(-1).clamp_min(0) < threshold)  # rounding goes below 0
             before = now
     return Exits(loops, -now.gather(-1, targets[..., None])[..., 0])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chapter 10: what a training really takes
+
+
+def step_memory(config: LoopedConfig, batch_size: int, dtype: str = "float32") -> int | None:
+    """Bytes that two real training steps on the CPU add to the memory of a fresh process, at most. None if not Linux.
+
+    What `plan.memory` foretells, measured without it: optimizer included, what torch itself takes left out.
+    dtype: of matrix products, float32 or bfloat16.
+    """
+    if not STATUS.exists():
+        return None
+    # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
+    given_back = patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_="1000000")
+    with given_back, ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(added_by_steps, config, batch_size, dtype).result()
+
+
+def added_by_steps(config: LoopedConfig, batch_size: int, dtype: str) -> int:
+    """`step_memory` of this process, which has trained nothing before."""
+    torch.set_num_threads(1)
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def two_steps(config: LoopedConfig, batch_size: int) -> None:
+        model = LoopedGPT(config)
+        optimizer = model.configure_optimizer(1e-3, 0.1)
+        for _ in range(2):
+            batch = tuple(torch.randint(config.vocab_size, (2, batch_size, config.block_size)))
+            train_step(NextLoss(model), optimizer, [batch], grad_clip=1.0, autocast=autocast)
+
+    two_steps(LoopedConfig(vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=16), 2)
+    before = resident("VmRSS")
+    two_steps(config, batch_size)
+    return resident("VmHWM") - before

@@ -13,8 +13,12 @@ from . import plots, probes, toy
 from .ablation import ARMS, PARTS, Run, assembled, reported
 from .data import Tokenizer
 from .model import RULES, LoopedConfig, LoopedGPT
+from .plan import EXAMPLES, Counts, at_loops, hours
+from .plan import PARTS as MEMORY_PARTS
+from .presets import PRESETS
 from .probes import Cost, Dial, Visits
 from .sweep import Losses, best, curve, shift
+from .train import PEAK_TFLOPS
 
 VISITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -494,4 +498,59 @@ def loop_lens(
         model=ipywidgets.Dropdown(options=list(models), description="your model"),
         n_loop=ipywidgets.IntSlider(min=1, max=last, value=n_loop, description="loops"),
         text=ipywidgets.Text(value=text, description="text"),
+    )
+
+
+# -- chapter 10: will it fit, and when will it be done? ----------------------------------------------------------------
+
+# What the planner offers besides the number of loops. benchmarks/memory.py counts the memory of every combination.
+PLANNED = dict(
+    preset=("gpt2-small", "gpt2-small-4x3"), batch_size=(1, 2, 4, 8, 16),
+    recompute_loops=(False, True), loss_chunk=(4096, None),
+)  # fmt: skip
+CARDS = (16, 24, 48, 80)  # gigabytes
+
+
+def draw_planner(
+    counts: Counts, preset: str = "gpt2-small", n_loop: int = 3, batch_size: int = 16, recompute_loops: bool = False,
+    loss_chunk: int | None = 4096, gpu: str = "A100", mfu: float = 0.4,
+) -> None:  # fmt: skip
+    """Memory by part of a preset's training with other settings, and its hours; above it the preset at one loop.
+
+    counts: what `plan.load_counts` returned. The tokens of the whole training stay those of the preset.
+    """
+    model, training = PRESETS[preset]
+    plain = counts[preset, training.batch_size, model.recompute_loops, model.loss_chunk][0]
+    chosen = at_loops(counts[preset, batch_size, recompute_loops, loss_chunk], n_loop)
+    rows = {f"1 loop, batch {training.batch_size}": plain, "your choice": chosen}
+    bars = {name: {part: getattr(memory, part) for part in MEMORY_PARTS} for name, memory in rows.items()}
+    time = hours(replace(model, n_loop=n_loop), training, PEAK_TFLOPS[gpu], mfu)
+    longer = f" to {4 / 3 * time:,.0f}" if recompute_loops else ""  # the blocks run forward twice
+    loops, micro_batch = f"{n_loop} loop{'s' * (n_loop > 1)}", f"micro-batches of {batch_size} x {model.block_size:,}"
+    title = (
+        f"{preset}, {loops}, {micro_batch}: {chosen.peak / 1e9:.1f} GB at most\n"
+        f"{time:,.0f}{longer} hours on one {gpu} at {mfu:.0%} of its {PEAK_TFLOPS[gpu]} TFLOP/s"
+    )
+    ax = plots.memory_bars(bars, cards=CARDS, end=84, title=title)
+    plots.show(ax, f"Memory by part, beside the preset at one loop. {title}.".replace("\n", "; "))
+
+
+def planner(counts: Counts) -> ipywidgets.VBox:
+    """Which setting moves which part of the memory, and what it costs in hours: `draw_planner`.
+
+    counts: what `plan.load_counts` returned, for every combination in PLANNED.
+    """
+
+    def draw(**setting):
+        draw_planner(counts, **setting)
+
+    return explorer(
+        draw,
+        height="330px",
+        preset=ipywidgets.Dropdown(options=PLANNED["preset"], description="preset"),
+        n_loop=ipywidgets.IntSlider(min=1, max=6, value=3, description="loops N"),
+        batch_size=ipywidgets.SelectionSlider(options=PLANNED["batch_size"], value=16, description="micro-batch"),
+        recompute_loops=ipywidgets.Checkbox(value=False, description="recompute_loops"),
+        loss_chunk=ipywidgets.Dropdown(options=PLANNED["loss_chunk"], description="loss_chunk"),
+        gpu=ipywidgets.Dropdown(options=EXAMPLES, value="A100", description="GPU"),
     )

@@ -1,20 +1,21 @@
 """The plan of a run: its memory against what real runs take, and its page."""
 
-import json
-import os
-import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_runs import LOOM
 
 import minilooped.plan as planning
+from minilooped import widgets
 from minilooped.cli import main
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.plan import LiveBytes, Memory, hours, memory, plan, training_tokens
+from minilooped.plan import LiveBytes, Memory, at_loops, hours, load_counts, memory, plan, training_tokens
 from minilooped.presets import PRESETS
+from minilooped.probes import step_memory
 from minilooped.train import PEAK_TFLOPS, TrainConfig, peak_tflops
 
 SMALL = LoopedConfig(vocab_size=500, block_size=64, n_layer=2, n_loop=3, n_head=4, n_embd=64)
@@ -73,30 +74,32 @@ def test_streams_that_wait_for_their_next_segment_are_counted():
     assert planned > memory(config, replace(training, grad_accum=3), torch.float32).peak
 
 
-STEP = """
-import json, sys, torch
-from functools import partial
-torch.set_num_threads(1)
-from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.train import NextLoss, train_step
+@pytest.mark.parametrize("changes", [{}, dict(rule="deeploop"), dict(recompute_loops=True, loss_chunk=50, l_ref=2)])
+def test_three_counts_give_the_memory_of_every_loop_count(changes):
+    def count(n_loop):
+        return memory(replace(SMALL, n_loop=n_loop, **changes), TrainConfig(batch_size=8, grad_accum=2))
 
-def resident(which):  # kB, of this process
-    return int(next(line for line in open("/proc/self/status") if line.startswith(which)).split()[1]) * 1024
+    counts = [count(n_loop) for n_loop in (1, 2, 3)]
+    for n_loop in (1, 3, 6):
+        found, expected = at_loops(counts, n_loop), count(n_loop)
+        assert replace(found, peak=0) == replace(expected, peak=0)
+        assert found.peak == pytest.approx(expected.peak, rel=1e-4)  # a few single numbers come and go
+    assert counts[2].peak > 1.01 * counts[1].peak, "else this test says nothing"
 
-def run(config, batch_size):
-    model = LoopedGPT(config)
-    optimizer = model.configure_optimizer(1e-3, 0.1)
-    for _ in range(2):
-        batch = tuple(torch.randint(config.vocab_size, (2, batch_size, config.block_size)))
-        train_step(NextLoss(model), optimizer, [batch], grad_clip=1.0, autocast=autocast)
 
-config, batch_size, dtype = json.loads(sys.argv[1])
-autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
-run(LoopedConfig(vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=16), 2)  # what torch itself takes
-before = resident("VmRSS")
-run(LoopedConfig(**config), batch_size)
-print(resident("VmHWM") - before)
-"""
+COUNTS = Path(__file__).parents[1] / "data/results/memory.json"
+
+
+def test_the_recorded_counts_cover_the_planner_and_are_those_of_the_code_as_it_is():
+    counts = load_counts(COUNTS)
+    assert list(counts) == list(product(*widgets.PLANNED.values()))
+    model, training = PRESETS["gpt2-small-4x3"]
+    changes = dict(recompute_loops=True, loss_chunk=4096)
+    for n_loop, rel in ((1, 0), (5, 1e-4)):
+        found = memory(replace(model, n_loop=n_loop, **changes), replace(training, batch_size=8))
+        recorded = at_loops(counts["gpt2-small-4x3", 8, True, 4096], n_loop)
+        assert replace(recorded, peak=0) == replace(found, peak=0), "run python benchmarks/memory.py"
+        assert recorded.peak == pytest.approx(found.peak, rel=rel)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -108,10 +111,7 @@ def test_the_plan_is_within_15_percent_of_the_memory_that_a_run_takes(dtype, cha
         vocab_size=2000, block_size=256, n_layer=2, n_loop=6, n_head=4, n_embd=256, loss_chunk=512, **changes
     )
     planned = memory(config, TrainConfig(batch_size=12), getattr(torch, dtype)).peak
-    # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", STEP, json.dumps([asdict(config), 12, dtype])]
-    taken = int(subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout)
+    taken = step_memory(config, 12, dtype)
     assert planned == pytest.approx(taken, rel=0.15)
 
 

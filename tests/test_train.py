@@ -738,7 +738,7 @@ def test_room_is_kept_for_what_the_first_update_makes(monkeypatch):
     (torch.bfloat16, 600, "flash_attention_for_cpu kernel in bfloat16"),
 ])  # fmt: skip
 def test_the_attention_that_ran_is_named(dtype, T, kernel):
-    model = tiny_model(replace(DENSE, block_size=T))
+    model = tiny_model(replace(DENSE, block_size=T), torch.float32)
     autocast = partial(torch.autocast, "cpu", dtype=dtype, enabled=dtype != torch.float32)
     assert attention_kernel(model, torch.zeros(1, T, dtype=torch.int64), autocast) == kernel
 
