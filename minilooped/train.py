@@ -752,10 +752,8 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
 
         # -- the end --
         model.eval()
-        say(
-            f"speed    {speed:,.0f} tokens/s"
-            + (f", MFU {used:.1%} of {n_processes} x {peak:g} TFLOP/s" if peak is not None else "")
-        )
+        if peak is not None:
+            say(f"speed    {speed:,.0f} tokens/s, MFU {used:.1%} of {n_processes} x {peak:g} TFLOP/s")
         go_on = f"{shell_command()} train --resume {shlex.quote(str(run))}"
         if stopped:
             say(f"Stopped after step {step} of {config.max_steps}; saved {last_good}. To go on:\n    {go_on}")
