@@ -62,7 +62,7 @@ class OneLoss(LoopedGPT):
             h, memory, routed = self.run_loop(h, loop, x0, memory)
             routings.append(routed)
             if loop + 1 in self.ends:
-                losses.append(self._loss(self.logits(h), targets, routings[first:]))
+                losses.append(self._with_aux_loss(self.cross_entropy(h, targets), routings[first:]))
                 first = loop + 1
             if loop + 1 in self.cuts:
                 h, memory = h.detach(), EMA(memory.total.detach(), memory.weight)
