@@ -33,11 +33,10 @@ WAYS = {
 
 def measure(way: str, n_loop: int, repeat: int) -> dict[str, int | None]:
     segment, checkpoints = WAYS[way]
-    config = replace(CONFIG, n_loop=n_loop, segment=segment)
+    config = replace(CONFIG, n_loop=n_loop, segment=segment, recompute_loops=checkpoints)
     model, tokens = probes.fresh(config, 0, (WINDOWS, config.block_size + 1))
-    model = probes.checkpointed(model.eval()) if checkpoints else model.eval()
-    held = probes.batch_bytes(model, tokens[:, :-1], tokens[:, 1:])
-    return dict(held=held, peak=probes.peak_memory(config, WINDOWS, checkpoints=checkpoints))
+    held = probes.batch_bytes(model.eval(), tokens[:, :-1], tokens[:, 1:])
+    return dict(held=held, peak=probes.peak_memory(config, WINDOWS))
 
 
 def main() -> None:

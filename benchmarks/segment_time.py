@@ -28,9 +28,10 @@ STEPS = {
 
 def training(way: str, every: bool, seed: int) -> Callable[[], object]:
     segment, checkpoints = WAYS[way]
-    model, tokens = probes.fresh(replace(CONFIG, segment=segment), seed, (WINDOWS, CONFIG.block_size + 1))
+    config = replace(CONFIG, segment=segment, recompute_loops=checkpoints)
+    model, tokens = probes.fresh(config, seed, (WINDOWS, config.block_size + 1))
     optimizer = model.configure_optimizer(1e-3, weight_decay=0.1)
-    next_loss = NextLoss(probes.checkpointed(model.eval()) if checkpoints else model.eval())
+    next_loss = NextLoss(model.eval())
     batches = [(tokens[:, :-1], tokens[:, 1:])]
     return lambda: train_step(next_loss, optimizer, batches, step_per_segment=every, grad_clip=1.0)
 

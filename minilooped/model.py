@@ -627,18 +627,20 @@ class LoopedGPT(nn.Module):
         routers = [block.mlp.router for block in self.blocks if self.config.n_expert]
         first_biases = [router.bias.clone() for router in routers]
 
-        def run(*inputs):
+        def run(h: Tensor, loop: int, x0: Tensor, start: int, *global_ema: Tensor):
             # By the second time the selection biases have moved, and the experts chosen must be the first time's.
             biases = [router.bias for router in routers]
             try:
                 for router, bias in zip(routers, first_biases, strict=True):
                     router.bias = bias
-                return self._run_loop(*inputs)
+                return self._run_loop(h, loop, x0, EMA(*global_ema) if global_ema else None, start)
             finally:
                 for router, bias in zip(routers, biases, strict=True):
                     router.bias = bias
 
-        return checkpoint(run, h, loop, x0, global_ema, start, use_reentrant=False, preserve_rng_state=False)
+        # The global memory goes in as tensors: saved for the backward pass, and let go by it. A tuple is only kept.
+        inputs = h, loop, x0, start, *(global_ema or ())
+        return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     def _run_loop(
         self,

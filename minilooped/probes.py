@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from .data import Task, Tokenizer
-from .model import EMA, LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
+from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
 from .toy import rms
 from .train import NextLoss, evaluate, loop_rms, sample, train_step
 
@@ -635,26 +634,6 @@ def cpu_times(runs: Mapping[str, Callable[[], object]], rounds: int = 10) -> dic
     return {name: torch.tensor(seconds[1:], dtype=torch.float64) for name, seconds in times.items()}
 
 
-def checkpointed(model: LoopedGPT) -> LoopedGPT:
-    """The model, with the same parameters, that forgets the inside of each loop and runs it again on the way back.
-
-    For `segment_losses`, whose losses and gradients stay as they are. Raises ValueError for a model in training whose
-    routers have a bias: it moves between the two runs of a loop, which would then choose other experts.
-    """
-    if model.training and model.config.n_expert and model.config.balance == "bias":
-        raise ValueError("the routers' bias moves between the two runs of a loop: call model.eval() first")
-    twin = copy(model)
-
-    def one_loop(loop: int, h: Tensor, x0: Tensor, *memory: Tensor) -> tuple[Tensor, EMA | None, list[Routing | None]]:
-        return model.run_loop(h, loop, x0, EMA(*memory) if memory else None)
-
-    def run_loop(h: Tensor, loop: int, x0: Tensor, memory: EMA | None) -> tuple[Tensor, EMA | None, list]:
-        return checkpoint(one_loop, loop, h, x0, *(memory or ()), use_reentrant=False)  # keeps the tensors it is given
-
-    twin.run_loop = run_loop
-    return twin
-
-
 STATUS = Path("/proc/self/status")  # Linux: what a process holds
 
 
@@ -664,24 +643,23 @@ def resident(which: str) -> int:
     return int(fields[which].split()[0]) * 1024
 
 
-def peak_memory(config: LoopedConfig, batch_size: int, *, checkpoints: bool = False) -> int | None:
+def peak_memory(config: LoopedConfig, batch_size: int) -> int | None:
     """Bytes that training on one full batch adds to the memory of a fresh process, at most. None where not Linux.
 
     An untrained model in eval mode, three batches of random tokens, a backward after each segment, no optimizer. What
     is loaded once does not count: a batch of one window goes before. What the allocator does not give back does count.
-    checkpoints: each loop of a `checkpointed` model is run a second time.
     """
     if not STATUS.exists():
         return None
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(added_memory, config, batch_size, checkpoints, torch.get_num_threads()).result()
+        return process.submit(added_memory, config, batch_size, torch.get_num_threads()).result()
 
 
-def added_memory(config: LoopedConfig, batch_size: int, checkpoints: bool, threads: int) -> int:
+def added_memory(config: LoopedConfig, batch_size: int, threads: int) -> int:
     """`peak_memory` of this process, which has trained nothing before."""
     torch.set_num_threads(threads)
     model, tokens = fresh(config, 0, (batch_size, config.block_size + 1))
-    model = checkpointed(model.eval()) if checkpoints else model.eval()
+    model.eval()
 
     def train(tokens: Tensor) -> None:
         for loss in model.segment_losses(tokens[:, :-1], tokens[:, 1:]):

@@ -1,5 +1,6 @@
 """Ways to save memory in training that must change no result: activation checkpointing and a loss in chunks."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,24 @@ def test_recomputed_loops_hold_one_stream_each():
     stream = 2 * 64 * 32 * 8  # (B, T, C) in float64
     assert held(12, recompute_loops=True) - held(4, recompute_loops=True) == 8 * stream
     assert held(12) - held(4) > 8 * 10 * stream
+
+
+def test_recomputed_loops_hold_the_global_memory_too_and_let_it_go():
+    stream = 2 * 64 * 32 * 8
+    loom = LOOM_PARTS | dict(recompute_loops=True)
+    assert held(12, **loom) - held(4, **loom) == 8 * (2 * stream + 8)  # and the memory's weight, one number
+    model = build(tiny(**loom))
+    written, run_loop = [], model.run_loop
+
+    def noting(*inputs):
+        outputs = run_loop(*inputs)
+        written.append(weakref.ref(outputs[1].total))
+        return outputs
+
+    model.run_loop = noting
+    (loss,) = model.segment_losses(*example(model.config))
+    loss.backward()
+    assert len(written) > 1 and not any(memory() for memory in written[:-1])
 
 
 def test_chunks_hold_no_logits():

@@ -641,7 +641,7 @@ def test_variance_over_loops_has_a_row_for_each_seed_and_a_column_for_each_loop_
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Chapter 9: batch_bytes, loss_after_each_loop, gradient_reach, gradient_agreement, cpu_times, checkpointed, peak_memory
+# Chapter 9: batch_bytes, loss_after_each_loop, gradient_reach, gradient_agreement, cpu_times, peak_memory
 
 
 def looped(segment: int | None = None, n_loop: int = 5, **changes) -> tuple[LoopedGPT, torch.Tensor, torch.Tensor]:
@@ -750,32 +750,6 @@ def test_cpu_times_take_turns_and_leave_out_the_first_round(monkeypatch):
     assert {name: seconds.tolist() for name, seconds in times.items()} == {"a": [9, 17, 25], "b": [13, 21, 29]}
 
 
-@pytest.mark.parametrize("changes", [{}, dict(loop_residual=None), dict(segment=2)])
-def test_checkpoints_change_no_loss_and_no_gradient_and_hold_a_few_streams_a_loop(changes):
-    model, idx, targets = looped(**changes)
-    model.eval()
-    twin = probes.checkpointed(model)
-    found = []
-    for each in (model, twin):
-        losses = list(each.segment_losses(idx, targets))
-        found.append([*losses, *torch.autograd.grad(sum(losses), list(model.parameters()))])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    stream = idx.numel() * model.config.n_embd * 8  # float64
-    if not model.config.segment:
-        three, five = (
-            probes.batch_bytes(probes.checkpointed(looped(n_loop=n, **changes)[0].eval()), idx, targets) for n in (3, 5)
-        )
-        memory = stream + 8 if model.config.loop_residual else 0  # and its weight, one number
-        assert five - three == 2 * (stream + memory)
-
-
-def test_checkpoints_refuse_routers_that_move_between_two_runs_of_a_loop():
-    model, _, _ = looped(balance="bias", gate="sigmoid")
-    with pytest.raises(ValueError, match="model.eval"):
-        probes.checkpointed(model)
-    probes.checkpointed(looped(balance="switch")[0])
-
-
 def test_peak_memory_is_that_of_a_fresh_process_and_sees_a_cut():
     config = tiny(n_loop=12, block_size=64, n_embd=32)
     hoard = torch.zeros(30_000_000)  # of this process, not of the fresh one
@@ -790,7 +764,7 @@ def test_peak_memory_is_that_of_a_fresh_process_and_sees_a_cut():
 
 def test_added_memory_is_the_peak_above_what_was_there_before(monkeypatch):
     monkeypatch.setattr(probes, "resident", {"VmRSS": 5, "VmHWM": 12}.get)
-    assert probes.added_memory(tiny(), 2, False, torch.get_num_threads()) == 7
+    assert probes.added_memory(tiny(), 2, torch.get_num_threads()) == 7
 
 
 def test_peak_memory_is_none_without_proc(monkeypatch, tmp_path):
