@@ -5,7 +5,8 @@ rising. All as in p_hop.py, with the steps of its arm `2 x 1, long`:
 
     2 x 3, long    two blocks in three loops, 1800 steps instead of 600
 
-Seeds 1 and 2, and 3, which was added when the first two had been seen. About four minutes of one core; a run that was stopped goes on where it was.
+Seeds 1 and 2; seed 3 was added when they had been seen. About four minutes of one core; a run that was stopped goes on
+where it was.
 """
 
 from dataclasses import asdict, replace
