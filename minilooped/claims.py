@@ -1370,7 +1370,9 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             f"{rule}, {way}: loop 12 less loop 4, nats": Band(0, null=(-0.01, 0))
             for rule in ("factored", "none") for way in ("drawn 1 to 4", "fixed 4")
         },
-        untrained_loops, note="Seed 1 of two arms had been seen when the band was set.",
+        untrained_loops,
+        note="Seed 1 of two arms had been seen when the band was set. The third seed of `none` was added when two were "
+        "known.",
     ),
     Claim(
         "R-drawn-loops", "Loop counts drawn in training make few loops good, at little cost at the full count.",
@@ -1397,7 +1399,9 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "2 x 3 less 2 x 1 with three times the steps": Band(0.05, null=(-0.02, 0.02)),
             "6 x 1 less 2 x 3": Band(-1, 0.05),
         },
-        loops_for_layers, note="One learning rate for all. Seed 1 of the first pair had been seen before the bands.",
+        loops_for_layers,
+        note="One learning rate for all. Seed 1 of the first pair had been seen before the bands, and seeds 1 and 2 of "
+        "all before seed 3 was added.",
     ),
     Claim(
         "R-p-hop-long", "The same, given three times the steps.",
@@ -1407,7 +1411,9 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             "2 x 3 less 2 x 1, both 1800 steps": Band(0.05, null=(-0.02, 0.02)),
             "6 x 1, 600 steps, less 2 x 3, 1800 steps": Band(-1, 0.05),
         },
-        longer_loops_for_layers, note="Added after R-p-hop, whose looped runs were still rising at 600 steps.",
+        longer_loops_for_layers,
+        note="Added after R-p-hop, whose looped runs were still rising at 600 steps. Seed 3 was added when two were "
+        "known.",
     ),
     Claim(
         "R-layernorm-scaling", "LayerNorm Scaling tames untied depth, not loops: tied, the stream still grows like √N.",
