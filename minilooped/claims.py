@@ -1326,8 +1326,8 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         {"largest jump of the loss, nats": Band(0, 0.5), "9 loops below 1, nats": Band(0.1, null=(-0.1, 0.1))},
         recipe_trained,
         note="No spike; the bound of a spike was set before the runs, that of the gain when seed 1 was known. One loop "
-        "with six updates a batch ends lower than any number of loops; at 12 loops the cuts and the early losses that come "
-        "with the updates are in the comparison too.",
+        "with six updates a batch ends lower than any number of loops; at 12 loops the cuts and the early losses that "
+        "come with the updates are in the comparison too.",
     ),
     Claim(
         "P3-loops-naive", "The naive loop spikes from 6 loops on, and ends far above LOOM.",
