@@ -19,6 +19,7 @@ from helpers import (
     tiny,
     tokens,
 )
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -557,3 +558,28 @@ def test_case_D1_the_number_of_graphs_does_not_grow_with_the_loops(parts):
         model = build(tiny(n_loop=n_loop, n_embd=16, **parts), dtype=torch.float32)
         graphs.append(graphs_of_compiled_blocks(model, *example(model.config)))
     assert graphs[0] == graphs[1] <= 4
+
+
+def graphs_so_far(calls) -> list[int]:
+    """How many graphs torch.compile has made of the blocks after each call, a pair of a model and a loop count."""
+    torch.compiler.reset()
+    counter, counts = CompileCounter(), []
+    for model, n_loop in calls:
+        for block in model.blocks:
+            block.compile(backend=counter)
+        model(*example(model.config), n_loop=n_loop)[1].backward()
+        counts.append(counter.frame_count)
+    torch.compiler.reset()
+    return counts
+
+
+@pytest.mark.parametrize("rule", ["factored", "sqrt", "deeploop"])
+def test_case_D2_another_loop_count_recompiles_nothing(rule):
+    """Within a model the multipliers stay. Over models one graph holds the first, and one all others, as a symbol."""
+
+    def model(n_loop):
+        return build(tiny(n_loop=n_loop, rule=rule), dtype=torch.float32)
+
+    one = model(3)
+    assert graphs_so_far([(one, 3), (one, 6), (one, 12), (one, 1)]) == [1, 1, 1, 1]
+    assert graphs_so_far([(model(n), n) for n in (1, 3, 6, 12)]) == [1, 2, 2, 2]
