@@ -59,6 +59,8 @@ PLAUSIBLE = {
     "z_coef": st.sampled_from([0, 0.0, 1e-3, 1.0]),
     "moe_out_norm": st.booleans(),
     "segment": st.none() | st.integers(1, 5),
+    "recompute_loops": st.booleans(),
+    "loss_chunk": st.none() | st.integers(1, 7),
 }
 # Values of the wrong kind, sign or spelling; most fields refuse most of them.
 ODD = st.sampled_from([None, 0, -1, 2.5, -0.5, 1.0, float("nan"), float("inf"), True, "", "rms", "none", (), [1]])
