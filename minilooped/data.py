@@ -10,9 +10,11 @@ Nothing here touches the network, unless a tiktoken encoding other than GPT-2's 
 import hashlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -243,13 +245,34 @@ def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> Non
     write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1).encode("utf-8"))
 
 
+@contextmanager
+def writing(path: Path, kept: str = "nothing half-written is left") -> Iterator[None]:
+    """Whatever a full disk makes a writer raise, as one OSError that names the file and says what is left."""
+    try:
+        yield
+    except Exception as error:  # torch and safetensors have errors of their own for it
+        full = "is the disk full? " + str(error).partition("\n")[0]
+        reason = (isinstance(error, OSError) and error.strerror) or full
+        raise OSError(f"{path} could not be written ({reason}): make room or choose another place; {kept}") from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all. ``OSError`` if that fails."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with writing(path):
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_links(folder: Path) -> None:
+    """``ValueError`` for a symbolic link that leads out of a folder: one from a stranger could show, or let us write
+    over, any file of this machine."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path} is a link that leads out of {folder}: put the file itself there")
 
 
 def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
@@ -328,6 +351,9 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
         for part, needed in parts:
             if missing := needed - part.keys():
                 raise ValueError(f"{', '.join(sorted(missing))} missing")
+        for shard in manifest["shards"]:
+            if not re.fullmatch(r"(train|val)-\d+\.bin", shard["file"]):  # it could lead anywhere
+                raise ValueError(f"{shard['file']!r} is not the name of a shard")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}): prepare the data again, in another folder") from error
     return manifest, tokenizer
@@ -407,6 +433,7 @@ def load_corpus(data: str | Path = "shakespeare", tokenizer: str | None = None) 
         raise FileNotFoundError(
             f"no data at {folder}: use 'shakespeare', which is built in, or a folder made by `minilooped prepare FILE`"
         )
+    refuse_links(folder)
     if (folder / MANIFEST).is_file():
         train, val, own = read_shards(folder)
     else:

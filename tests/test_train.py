@@ -16,7 +16,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import DENSE, LOOM, TEXT, children, cut_back, fingerprint, prepared, settings, train_in_child
+from tiny_runs import (
+    DENSE,
+    ENDLESS,
+    LOOM,
+    TEXT,
+    children,
+    cut_back,
+    fingerprint,
+    newest_step,
+    prepared,
+    settings,
+    sign,
+    start_child,
+    train_in_child,
+)
 from torch import nn
 
 from minilooped import train as trainer
@@ -478,6 +492,7 @@ def test_another_machine_is_announced(tmp_path, capsys):
     state = torch.load(file, weights_only=True)
     state["machine"]["threads"] = 7
     torch.save(state, file)
+    sign(file.parent)
     capsys.readouterr()
     train(DENSE, replace(config, max_steps=3), resume=True)
     printed = capsys.readouterr().out
@@ -497,26 +512,6 @@ def test_a_log_row_that_a_kill_cut_short_is_left_out(tmp_path):
 
 
 # -- kills and signals -------------------------------------------------------------------------------------------------
-
-
-def newest_step(run):
-    found = checkpoints(run)
-    return int(found[-1].name.removeprefix("step-")) if found else 0
-
-
-def start_child(config, resume, past_step, run):
-    """A training process that has made a checkpoint after `past_step`."""
-    child = children.Process(target=train_in_child, args=(LOOM, config, resume))
-    child.start()
-    deadline = time.monotonic() + 60
-    while newest_step(run) <= past_step:
-        assert child.is_alive() and time.monotonic() < deadline
-        time.sleep(0.001)
-    return child
-
-
-# A schedule that does not depend on max_steps, so that the length can be settled afterwards.
-ENDLESS = dict(schedule="wsd", decay_steps=0, max_steps=10**6, save_every=1, optimizer="muon")
 
 
 def test_ten_kills_at_random_moments_and_the_run_ends_as_if_there_had_been_none(tmp_path):
