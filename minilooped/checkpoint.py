@@ -126,6 +126,20 @@ def restoring(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} does not fit the config of its run ({reason}): restore it, or train again") from error
 
 
+@contextmanager
+def fitting_memory() -> Iterator[None]:
+    """One MemoryError, with the settings that help, for all that torch raises where the memory does not suffice."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or re.search("allocate|overflow|too large", str(error), re.I):
+            raise MemoryError(
+                "this does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
+                "factor, or set recompute_loops, loss_chunk or segment, or lower block_size, n_loop, n_layer or n_embd"
+            ) from error
+        raise
+
+
 def _newest(run: Path, folders: list[Path], read: Callable[[Path], T]) -> T:
     for path in reversed(folders):
         try:
@@ -235,7 +249,8 @@ def load_model(run: str | Path, device: str | torch.device = "cpu") -> tuple[Loo
     """
     run = find_run(run)
     config = read_config(run)
-    model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
+    with fitting_memory():
+        model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
     published = [run] if (run / "model.safetensors").is_file() else []
 
     def read(folder: Path) -> tuple[Path, dict[str, Tensor]]:

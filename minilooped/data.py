@@ -300,7 +300,10 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
             f"{path} has {path.stat().st_size} bytes, but {count} tokens of {dtype.itemsize} were written: {again}"
         )
     ids = np.memmap(path, dtype=dtype, mode="r")
-    check_ids(ids, tokenizer.vocab_size)
+    try:
+        check_ids(ids, tokenizer.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: {again}") from error
     return ids, tokenizer
 
 

@@ -38,6 +38,7 @@ from tqdm.auto import tqdm
 from .checkpoint import (
     KEPT,
     find_run,
+    fitting_memory,
     load_checkpoint,
     new_run,
     publish_weights,
@@ -497,15 +498,11 @@ def rehearse(
     model = raw_model(next_loss)
     random_before, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
     try:
-        kept_free = torch.empty(reserve, dtype=torch.uint8, device=model.wte.weight.device)
-        for _ in accumulate(next_loss, batches, autocast):
-            pass
-        del kept_free
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(
-            "one step does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
-            "factor, or set recompute_loops, loss_chunk or segment, or lower block_size or n_loop"
-        ) from error
+        with fitting_memory():
+            kept_free = torch.empty(reserve, dtype=torch.uint8, device=model.wte.weight.device)
+            for _ in accumulate(next_loss, batches, autocast):
+                pass
+            del kept_free
     finally:
         model.zero_grad()
         for buffer, before in zip(model.buffers(), buffers, strict=True):
@@ -563,6 +560,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
     config = train_config
     with ExitStack() as cleanup:
         rank, n_processes = cleanup.enter_context(processes())
+        cleanup.enter_context(fitting_memory())
         say = print if rank == 0 else lambda *_, **__: None
 
         # -- where and how --
