@@ -341,7 +341,7 @@ def draw_settings(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any], 
     for _ in range(draw.choice((0, 0, 1, 1, 2))):
         part = draw.choice(parts)
         name, value = draw.choice(list(part)), draw.choice(ODD)
-        if not (name in LONG and value in (10**12, True)):
+        if not (name in LONG and value in (10**12, 10**30, True)):
             part[name] = value
             odd.append(name)
     return model, training, odd

@@ -480,8 +480,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
                 raise ValueError(f"the moments of a parameter are {sorted(moments)}")
             for name, moment in moments.items():
                 shape = () if name == "step" else parameter.shape
-                if moment.shape != shape or not moment.is_floating_point():
-                    raise ValueError(f"{name} is {tuple(moment.shape)}, {moment.dtype}, of a parameter of {shape}")
+                if moment.shape != shape:
+                    raise ValueError(f"{name} is {tuple(moment.shape)}, of a parameter of {tuple(parameter.shape)}")
 
 
 def rehearse(

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 import time
@@ -247,6 +248,11 @@ def test_the_schedule_reaches_the_optimizer_with_each_groups_factor(tmp_path, mo
     for lrs, row in zip(seen, result.history, strict=True):
         assert set(lrs) == {row["lr"] * factor for factor in factors}
     assert [row["lr"] for row in result.history[:2]] == [5e-3, 1e-2]
+
+
+def test_whole_numbers_serve_as_betas(tmp_path):
+    """torch wants both to be floats."""
+    assert train(DENSE, settings(tmp_path, max_steps=1, beta1=0, beta2=0.5)).step == 1
 
 
 # -- accumulation ------------------------------------------------------------------------------------------------------
@@ -511,6 +517,68 @@ def test_a_log_row_that_a_kill_cut_short_is_left_out(tmp_path):
     )
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("edit", ["shape", "name", "missing"])
+def test_a_state_that_does_not_fit_is_refused_before_a_step(tmp_path, optimizer, edit):
+    """torch takes it; its fused kernels then write past the end of a moment that is too small."""
+    config = settings(tmp_path, max_steps=2, optimizer=optimizer)
+    run = train(DENSE, config).run
+    file = checkpoints(run)[-1] / "state.pt"
+    state = torch.load(file, weights_only=True)
+    for part in state["optimizer"].get("optimizers", [state["optimizer"]])[:1]:
+        moments = part["state"][0]
+        name = sorted(moments)[0]
+        if edit == "shape":
+            moments[name] = torch.zeros(3)
+        elif edit == "name":
+            moments["other"] = moments.pop(name)
+        else:
+            del part["param_groups"]
+    torch.save(state, file)
+    sign(file.parent)
+    with pytest.raises(
+        ValueError, match=r"step-2 does not fit the config of its run \(.*\): restore it, or train again"
+    ):
+        train(DENSE, replace(config, max_steps=3), resume=True)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    config = settings(tmp_path, max_steps=2)
+    run = train(DENSE, config).run
+    other = train(replace(DENSE, n_embd=32), replace(config, name="other")).run
+    shutil.copytree(other / "step-2", run / "step-2", dirs_exist_ok=True)
+    shutil.copy(other / "model.safetensors", run)
+    for use in (lambda: load_model(run), lambda: train(DENSE, replace(config, max_steps=3), resume=True)):
+        with pytest.raises(ValueError, match="does not fit the config of its run .*wte.weight|RuntimeError"):
+            use()
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "step,loss\n1,2\n", "\0", "9" * 200_000])
+def test_a_log_that_is_none_is_named_and_left_alone(tmp_path, content):
+    config = settings(tmp_path, max_steps=2)
+    log = train(DENSE, config).run / "log.csv"
+    text = log.read_text(encoding="utf-8")
+    if content:
+        log.write_text(text.partition("\n")[0] * (content == "\0") + content + "\n" + text, encoding="utf-8")
+    else:
+        log.write_text(text.replace("\n1,", "\nx,"), encoding="utf-8")
+    before = log.read_bytes()
+    with pytest.raises(ValueError, match="log.csv is not the log of a run .*: restore it, or move it away"):
+        train(DENSE, replace(config, max_steps=3), resume=True)
+    assert log.read_bytes() == before
+
+
+def test_a_log_is_written_anew_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Resuming writes it anew: what breaks off then must not cost the rows that were there."""
+    config = settings(tmp_path, max_steps=3)
+    log = train(DENSE, config).run / "log.csv"
+    before = log.read_bytes()
+    monkeypatch.setattr(Path, "write_bytes", lambda path, content: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(OSError, match=r"log.csv could not be written \(disk full\)"):
+        train(DENSE, replace(config, max_steps=4), resume=True)
+    assert log.read_bytes() == before
+
+
 # -- kills and signals -------------------------------------------------------------------------------------------------
 
 
@@ -680,6 +748,23 @@ def test_a_step_that_does_not_fit_fails_before_training_and_names_the_knobs(tmp_
         train(DENSE, settings(tmp_path))
     assert all(knob in str(failure.value) for knob in ("batch_size", "grad_accum", "block_size", "n_loop", "segment"))
     assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 16000000000 bytes"),
+    RuntimeError("Storage size calculation overflowed with sizes=[4000000000, 4000000000]"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB"),
+])  # fmt: skip
+def test_a_model_that_does_not_fit_is_the_same_error(tmp_path, monkeypatch, error):
+    """The allocators of CPU and GPU raise errors of their own."""
+
+    def too_large(*_):
+        raise error
+
+    monkeypatch.setattr(Block, "__init__", too_large)
+    with pytest.raises(MemoryError, match="lower block_size, n_loop, n_layer or n_embd"):
+        train(DENSE, settings(tmp_path))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_run_is_the_same(tmp_path, monkeypatch, capsys):
