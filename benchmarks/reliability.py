@@ -745,6 +745,11 @@ def kernels(draw: random.Random, folder: Path, interrupts: int = INTERRUPTS) -> 
                 first = {path: fingerprint(path) for path in runs}
                 run("result = None")
                 asked = client.execute(cell)
+                message = {}  # what is not yet executed cannot be interrupted
+                while (message.get("msg_type"), message.get("parent_header", {}).get("msg_id")) != (
+                    "execute_input", asked,
+                ):  # fmt: skip
+                    message = client.get_iopub_msg(timeout=120)
                 time.sleep(draw.uniform(0, 0.6))
                 manager.interrupt_kernel()
                 content = answer(asked, cell, ("ok", "error"))
