@@ -121,6 +121,8 @@ def restoring(path: Path) -> Iterator[None]:
     """One ValueError for whatever goes wrong when weights or state do not fit the run that they lie in."""
     try:
         yield
+    except torch.OutOfMemoryError:  # a RuntimeError too
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"{path} does not fit the config of its run ({reason}): restore it, or train again") from error
@@ -132,7 +134,7 @@ def fitting_memory() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, OverflowError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or re.search("allocate|overflow|too large", str(error), re.I):
+        if isinstance(error, torch.OutOfMemoryError) or re.search("allocate memory|overflow", str(error), re.I):
             raise MemoryError(
                 "this does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
                 "factor, or set recompute_loops, loss_chunk or segment, or lower block_size, n_loop, n_layer or n_embd"
@@ -221,7 +223,7 @@ def read_config(run: Path) -> dict[str, Any]:
             isinstance(part, str) for part in (tokenizer["name"], tokenizer["hash"], tokenizer.get("chars", ""))
         ):
             raise ValueError("its tokenizer is not whole")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not the config of a run ({error!r}): restore it, or train again") from error
     return config
 

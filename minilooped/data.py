@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 EMBEDDED_SHA256 = {
@@ -250,7 +251,7 @@ def writing(path: Path, kept: str = "nothing half-written is left") -> Iterator[
     """Whatever a full disk makes a writer raise, as one OSError that names the file and says what is left."""
     try:
         yield
-    except Exception as error:  # torch and safetensors have errors of their own for it
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for it
         full = "is the disk full? " + str(error).partition("\n")[0]
         reason = (isinstance(error, OSError) and error.strerror) or full
         raise OSError(f"{path} could not be written ({reason}): make room or choose another place; {kept}") from error
@@ -293,7 +294,7 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
         dtype, count = np.dtype(storage_dtype(tokenizer.vocab_size)), header["count"]
         if (header["vocab_size"], header["dtype"]) != (tokenizer.vocab_size, dtype.str):
             raise ValueError("its vocabulary is not its tokenizer's")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path.with_suffix('.json')} is not a header that can be read ({error}): {again}") from error
     if path.stat().st_size != count * dtype.itemsize:
         raise ValueError(
@@ -357,7 +358,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
         for shard in manifest["shards"]:
             if not re.fullmatch(r"(train|val)-\d+\.bin", shard["file"]):  # it could lead anywhere
                 raise ValueError(f"{shard['file']!r} is not the name of a shard")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}): prepare the data again, in another folder") from error
     return manifest, tokenizer
 

@@ -126,7 +126,8 @@ class TrainConfig:
         need(0 <= self.beta1 < 1, "beta1", "in [0, 1)")
         need(0 <= self.beta2 < 1, "beta2", "in [0, 1)")
         need(self.grad_clip >= 0, "grad_clip", ">= 0")
-        need(self.threads is None or self.threads >= 1, "threads", ">= 1, or None")
+        need(self.threads is None or 1 <= self.threads <= 4096, "threads", "in [1, 4096], or None")
+        need(0 <= self.seed < 2**63, "seed", "in [0, 2**63)")
         need(self.peak_tflops is None or 0 < self.peak_tflops < math.inf, "peak_tflops", "a finite number > 0, or None")
 
 

@@ -201,7 +201,7 @@ def test_a_run_is_found_by_name_and_by_path_and_else_the_known_ones_are_listed(t
 
 
 @pytest.mark.parametrize("content", [
-    "", "{", "[]", "{}", '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
+    "", "{", "[]", "{}", "[" * 100_000, '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char"}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": 5}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": "ab", "chars": [1]}}',

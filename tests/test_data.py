@@ -277,9 +277,10 @@ def test_edited_header_is_noticed(token_file, edit, complaint):
 
 
 def test_header_that_is_not_json_is_noticed(token_file):
-    token_file.with_suffix(".json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match="split.json is not a header that can be read"):
-        data.read_tokens(token_file)
+    for content in ("{", "[" * 100_000):
+        token_file.with_suffix(".json").write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match="split.json is not a header that can be read"):
+            data.read_tokens(token_file)
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path):
