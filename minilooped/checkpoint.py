@@ -228,6 +228,14 @@ def read_config(run: Path) -> dict[str, Any]:
     return config
 
 
+def run_tokenizer(run: Path, config: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a run's config records. ``ValueError`` if it can't be rebuilt."""
+    try:
+        return tokenizer_from_spec(config["tokenizer"])
+    except ValueError as error:
+        raise ValueError(f"{run / 'config.json'}: {error}") from error
+
+
 def from_dict(kind: type[T], values: dict[str, Any], origin: Path) -> T:
     """Build a config dataclass. ``ValueError`` on values that it refuses and on fields of another version."""
     unknown = sorted(values.keys() - {field.name for field in fields(kind)})
@@ -262,4 +270,4 @@ def load_model(run: str | Path, device: str | torch.device = "cpu") -> tuple[Loo
     file, weights = _newest(run, published + checkpoints(run), read)
     with restoring(file):
         model.load_state_dict(weights)
-    return model.to(device).eval(), tokenizer_from_spec(config["tokenizer"])
+    return model.to(device).eval(), run_tokenizer(run, config)

@@ -44,6 +44,7 @@ from .checkpoint import (
     publish_weights,
     read_config,
     restoring,
+    run_tokenizer,
     save_checkpoint,
     shell_command,
     write_config,
@@ -543,7 +544,7 @@ def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
         raise ValueError(
             f"{run} cannot go on with other settings ({'; '.join(changes)}): give the old ones, or a new run"
         )
-    check_same_tokenizer(tokenizer_from_spec(stored["tokenizer"]), tokenizer_from_spec(now["tokenizer"]))
+    check_same_tokenizer(run_tokenizer(run, stored), tokenizer_from_spec(now["tokenizer"]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

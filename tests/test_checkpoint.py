@@ -201,7 +201,8 @@ def test_a_run_is_found_by_name_and_by_path_and_else_the_known_ones_are_listed(t
 
 
 @pytest.mark.parametrize("content", [
-    "", "{", "[]", "{}", "[" * 100_000, '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
+    "", "{", "[]", "{}", "[" * 100_000,
+    '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char"}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": 5}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": "ab", "chars": [1]}}',
@@ -225,6 +226,11 @@ def test_a_value_of_another_type_in_a_config_is_named(tmp_path, kind, values, co
 def test_a_setting_of_another_version_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"settings that this version of minilooped does not know \(n_lop\)"):
         from_dict(LoopedConfig, {"n_loop": 2, "n_lop": 3}, tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_rebuilt_names_its_file(tmp_path):
+    with pytest.raises(ValueError, match="config.json: unknown tokenizer 'word': choose"):
+        checkpoint.run_tokenizer(tmp_path, {"tokenizer": {"name": "word", "hash": ""}})
 
 
 def test_a_model_of_a_run_without_checkpoint_is_a_clear_error(tmp_path):

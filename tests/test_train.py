@@ -839,7 +839,8 @@ def test_tokens_per_second_and_the_share_of_the_peak_are_said(tmp_path, capsys):
 @pytest.mark.parametrize("changes", [
     dict(max_steps=0), dict(batch_size=0), dict(grad_accum=0), dict(log_every=0), dict(lr=0.0), dict(lr=math.inf),
     dict(warmup_steps=-1), dict(decay_steps=-1), dict(min_lr_ratio=1.5), dict(beta1=1.0), dict(beta2=-0.1),
-    dict(grad_clip=-1.0), dict(weight_decay=-1.0), dict(threads=0), dict(threads=10**12), dict(seed=10**30), dict(seed=-1), dict(eval_batches=0), dict(save_every=-1),
+    dict(grad_clip=-1.0), dict(weight_decay=-1.0), dict(threads=0), dict(threads=10**12),
+    dict(seed=10**30), dict(seed=-1), dict(eval_batches=0), dict(save_every=-1),
     dict(max_steps=2.5), dict(max_steps=True), dict(threads="2"), dict(seed=None), dict(lr="x"), dict(beta1=None),
     dict(compile=1), dict(step_per_segment="yes"), dict(schedule="linear"), dict(optimizer="sgd"),
     dict(dtype="float16"), dict(device=None), dict(name=None), dict(tokenizer=3), dict(data=Path("tokens")),
