@@ -64,10 +64,11 @@ BOTH = pytest.mark.parametrize("model_config", [DENSE, LOOM], ids=["dense", "loo
 
 @pytest.fixture
 def dropout(monkeypatch):
-    """A model that draws random numbers in training, as one with dropout does."""
+    """A model that draws random numbers in training, torch's and Python's, as one with dropout does."""
     embed = LoopedGPT.embed
 
     def dropped(model, *args):
+        random.random()
         return nn.functional.dropout(embed(model, *args), 0.2, training=model.training)
 
     monkeypatch.setattr(LoopedGPT, "embed", dropped)
