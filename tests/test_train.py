@@ -68,7 +68,8 @@ def dropout(monkeypatch):
     embed = LoopedGPT.embed
 
     def dropped(model, *args):
-        random.random()
+        if model.training:
+            random.random()
         return nn.functional.dropout(embed(model, *args), 0.2, training=model.training)
 
     monkeypatch.setattr(LoopedGPT, "embed", dropped)
