@@ -20,7 +20,8 @@ if a promise is broken. What a case draws depends on its part and its number alo
     long       20,000 steps: memory, log, and the pace of the last thousand steps beside that of the first
 
 The record is data/results/reliability.json, the page beside it sums it up. Sizes that are possible and merely take
-long (a billion layers) are not drawn. About fifteen minutes of one CPU; what was stopped goes on where it was.
+long (a billion layers) are not drawn. About fifteen minutes of one CPU; what was
+stopped goes on where it was, and the page shows how far it came.
 """
 
 import atexit

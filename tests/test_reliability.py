@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 import reliability  # noqa: E402
 
-CASES = dict(kills=range(1), disk=range(10), configs=range(30), mangled=range(40))
+CASES = dict(kills=range(1), disk=range(6), configs=range(20), mangled=range(20, 50))
 
 
 @pytest.mark.parametrize("part", CASES)
