@@ -8,19 +8,22 @@
         step-2000/
             model.safetensors  the weights
             state.pt           what else it takes to go on bit for bit: optimizer, random generators, data position
+            sha256             of these two, so that a damaged checkpoint is noticed and the one before it used
 
 A checkpoint is one folder, so weights and optimizer are always of the same step. It is written under another name and
 renamed when everything has reached the disk: a folder called ``step-N`` is complete. Nothing that is loaded can run
 code: safetensors holds numbers only, and the rest is read with ``weights_only=True``.
 """
 
+import hashlib
 import json
 import os
 import pickle
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -29,10 +32,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .data import Tokenizer, tokenizer_from_spec
+from .data import Tokenizer, refuse_links, tokenizer_from_spec, writing
 from .model import LoopedConfig, LoopedGPT
 
 T = TypeVar("T")
+
+# What a run that could not write says.
+KEPT = "the checkpoints that are there are whole, and `minilooped train --resume` goes on from the newest"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints
@@ -50,15 +56,19 @@ def save_checkpoint(run: Path, step: int, weights: dict[str, Tensor], state: dic
     path = run / f"step-{step}"
     temporary = run / f"{path.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
-    temporary.mkdir(parents=True)
-    save_file(weights, temporary / "model.safetensors")
-    torch.save(state, temporary / "state.pt")
-    for file in (*temporary.iterdir(), temporary):
-        _flush_to_disk(file)
-    if path.exists():  # one that could not be read: this is the same step, done again
-        shutil.rmtree(path)
-    os.replace(temporary, path)
-    _flush_to_disk(run)
+    with writing(path, KEPT), ExitStack() as cleanup:
+        cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)  # half a checkpoint would fill the disk
+        temporary.mkdir(parents=True)
+        save_file(weights, temporary / "model.safetensors")
+        torch.save(state, temporary / "state.pt")
+        sums = "".join(map(_sum, (temporary / "model.safetensors", temporary / "state.pt")))
+        (temporary / "sha256").write_text(sums, encoding="utf-8")
+        for file in (*temporary.iterdir(), temporary):
+            _flush_to_disk(file)
+        if path.exists():  # one that could not be read: this is the same step, done again
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+        _flush_to_disk(run)
     for old in checkpoints(run)[:-2]:
         shutil.rmtree(old)
     return path
@@ -67,9 +77,10 @@ def save_checkpoint(run: Path, step: int, weights: dict[str, Tensor], state: dic
 def publish_weights(run: Path, checkpoint: Path) -> Path:
     """Copy a checkpoint's weights to ``run/model.safetensors``, whole or not at all."""
     temporary, path = run / "model.safetensors.tmp", run / "model.safetensors"
-    shutil.copyfile(checkpoint / path.name, temporary)
-    _flush_to_disk(temporary)
-    os.replace(temporary, path)
+    with writing(path, KEPT):
+        shutil.copyfile(checkpoint / path.name, temporary)
+        _flush_to_disk(temporary)
+        os.replace(temporary, path)
     return path
 
 
@@ -77,8 +88,8 @@ def load_checkpoint(run: Path) -> Checkpoint:
     """The newest checkpoint that can be read. Says so when it is not the newest; ``ValueError`` if there is none."""
 
     def read(path: Path) -> Checkpoint:
-        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        return Checkpoint(path, _step(path), load_file(path / "model.safetensors"), state)
+        state = torch.load(_unharmed(path / "state.pt"), map_location="cpu", weights_only=True)
+        return Checkpoint(path, _step(path), load_file(_unharmed(path / "model.safetensors")), state)
 
     return _newest(run, checkpoints(run), read)
 
@@ -90,6 +101,45 @@ def checkpoints(run: Path) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
+
+
+def _sum(file: Path) -> str:
+    """The sha256 of a file, in a line as the command sha256sum writes it."""
+    with open(file, "rb") as content:
+        return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}\n"
+
+
+def _unharmed(file: Path) -> Path:
+    """A file of a checkpoint; ``ValueError`` unless every byte is as it was written. Its readers would not notice."""
+    if _sum(file) not in (file.parent / "sha256").read_text(encoding="utf-8").splitlines(keepends=True):
+        raise ValueError(f"{file.name} is not what was written: its sha256 differs")
+    return file
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """One ValueError for whatever goes wrong when weights or state do not fit the run that they lie in."""
+    try:
+        yield
+    except torch.OutOfMemoryError:  # a RuntimeError too
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{path} does not fit the config of its run ({reason}): restore it, or train again") from error
+
+
+@contextmanager
+def fitting_memory() -> Iterator[None]:
+    """One MemoryError, with the settings that help, for all that torch raises where the memory does not suffice."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or re.search("allocate memory|overflow", str(error), re.I):
+            raise MemoryError(
+                "this does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
+                "factor, or set recompute_loops, loss_chunk or segment, or lower block_size, n_loop, n_layer or n_embd"
+            ) from error
+        raise
 
 
 def _newest(run: Path, folders: list[Path], read: Callable[[Path], T]) -> T:
@@ -142,9 +192,10 @@ def shell_command() -> str:
 
 
 def find_run(run: str | Path, runs: str | Path = "runs") -> Path:
-    """The folder of a run, given as a path or by its name in `runs`."""
+    """The folder of a run, given as a path or by its name in `runs`. ``ValueError`` if a link in it leads out of it."""
     for path in (Path(runs) / run, Path(run)):
         if (path / "config.json").is_file():
+            refuse_links(path)
             return path
     names = sorted(path.parent.name for path in Path(runs).glob("*/config.json"))
     known = f"there are {', '.join(names)}" if names else "there are none yet: start one with `minilooped train`"
@@ -154,9 +205,10 @@ def find_run(run: str | Path, runs: str | Path = "runs") -> Path:
 def write_config(run: Path, config: dict[str, Any]) -> None:
     """Write ``config.json``, whole or not at all."""
     temporary = run / "config.json.tmp"
-    temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    _flush_to_disk(temporary)
-    os.replace(temporary, run / "config.json")
+    with writing(run / "config.json", KEPT):
+        temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _flush_to_disk(temporary)
+        os.replace(temporary, run / "config.json")
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -171,9 +223,17 @@ def read_config(run: Path) -> dict[str, Any]:
             isinstance(part, str) for part in (tokenizer["name"], tokenizer["hash"], tokenizer.get("chars", ""))
         ):
             raise ValueError("its tokenizer is not whole")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not the config of a run ({error!r}): restore it, or train again") from error
     return config
+
+
+def run_tokenizer(run: Path, config: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a run's config records. ``ValueError`` if it can't be rebuilt."""
+    try:
+        return tokenizer_from_spec(config["tokenizer"])
+    except ValueError as error:
+        raise ValueError(f"{run / 'config.json'}: {error}") from error
 
 
 def from_dict(kind: type[T], values: dict[str, Any], origin: Path) -> T:
@@ -199,8 +259,15 @@ def load_model(run: str | Path, device: str | torch.device = "cpu") -> tuple[Loo
     """
     run = find_run(run)
     config = read_config(run)
-    model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
+    with fitting_memory():
+        model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
     published = [run] if (run / "model.safetensors").is_file() else []
-    weights = _newest(run, published + checkpoints(run), lambda folder: load_file(folder / "model.safetensors"))
-    model.load_state_dict(weights)
-    return model.to(device).eval(), tokenizer_from_spec(config["tokenizer"])
+
+    def read(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+        file = folder / "model.safetensors"
+        return file, load_file(file if folder == run else _unharmed(file))
+
+    file, weights = _newest(run, published + checkpoints(run), read)
+    with restoring(file):
+        model.load_state_dict(weights)
+    return model.to(device).eval(), run_tokenizer(run, config)

@@ -12,9 +12,11 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 EMBEDDED_SHA256 = {
@@ -245,13 +248,34 @@ def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> Non
     write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1).encode("utf-8"))
 
 
+@contextmanager
+def writing(path: Path, kept: str = "nothing half-written is left") -> Iterator[None]:
+    """Whatever a full disk makes a writer raise, as one OSError that names the file and says what is left."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for it
+        full = "is the disk full? " + str(error).partition("\n")[0]
+        reason = (isinstance(error, OSError) and error.strerror) or full
+        raise OSError(f"{path} could not be written ({reason}): make room or choose another place; {kept}") from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all. ``OSError`` if that fails."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with writing(path):
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_links(folder: Path) -> None:
+    """``ValueError`` for a symbolic link that leads out of a folder: one from a stranger could show, or let us write
+    over, any file of this machine."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path} is a link that leads out of {folder}: put the file itself there")
 
 
 def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
@@ -272,14 +296,17 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
         dtype, count = np.dtype(storage_dtype(tokenizer.vocab_size)), header["count"]
         if (header["vocab_size"], header["dtype"]) != (tokenizer.vocab_size, dtype.str):
             raise ValueError("its vocabulary is not its tokenizer's")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path.with_suffix('.json')} is not a header that can be read ({error}): {again}") from error
     if path.stat().st_size != count * dtype.itemsize:
         raise ValueError(
             f"{path} has {path.stat().st_size} bytes, but {count} tokens of {dtype.itemsize} were written: {again}"
         )
     ids = np.memmap(path, dtype=dtype, mode="r")
-    check_ids(ids, tokenizer.vocab_size)
+    try:
+        check_ids(ids, tokenizer.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: {again}") from error
     return ids, tokenizer
 
 
@@ -330,7 +357,10 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
         for part, needed in parts:
             if missing := needed - part.keys():
                 raise ValueError(f"{', '.join(sorted(missing))} missing")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for shard in manifest["shards"]:
+            if not re.fullmatch(r"(train|val)-\d+\.bin", shard["file"]):  # it could lead anywhere
+                raise ValueError(f"{shard['file']!r} is not the name of a shard")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}): prepare the data again, in another folder") from error
     return manifest, tokenizer
 
@@ -409,6 +439,7 @@ def load_corpus(data: str | Path = "shakespeare", tokenizer: str | None = None) 
         raise FileNotFoundError(
             f"no data at {folder}: use 'shakespeare', which is built in, or a folder made by `minilooped prepare FILE`"
         )
+    refuse_links(folder)
     if (folder / MANIFEST).is_file():
         train, val, own = read_shards(folder)
     else:

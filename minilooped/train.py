@@ -13,6 +13,7 @@ What a run leaves on disk is described in checkpoint.py.
 """
 
 import csv
+import io
 import math
 import os
 import random
@@ -35,16 +36,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
 
 from .checkpoint import (
+    KEPT,
     find_run,
+    fitting_memory,
     load_checkpoint,
     new_run,
     publish_weights,
     read_config,
+    restoring,
+    run_tokenizer,
     save_checkpoint,
     shell_command,
     write_config,
 )
-from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus, tokenizer_from_spec
+from .data import (
+    BatchStream,
+    Tokenizer,
+    check_same_tokenizer,
+    digest,
+    eval_windows,
+    load_corpus,
+    tokenizer_from_spec,
+    write_atomically,
+    writing,
+)
 from .model import LoopedConfig, LoopedGPT, evaluating
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -113,7 +128,8 @@ class TrainConfig:
         need(0 <= self.beta1 < 1, "beta1", "in [0, 1)")
         need(0 <= self.beta2 < 1, "beta2", "in [0, 1)")
         need(self.grad_clip >= 0, "grad_clip", ">= 0")
-        need(self.threads is None or self.threads >= 1, "threads", ">= 1, or None")
+        need(self.threads is None or 1 <= self.threads <= 4096, "threads", "in [1, 4096], or None")
+        need(0 <= self.seed < 2**63, "seed", "in [0, 2**63)")
         need(self.peak_tflops is None or 0 < self.peak_tflops < math.inf, "peak_tflops", "a finite number > 0, or None")
 
 
@@ -465,6 +481,26 @@ def set_random_state(state: dict[str, Any]):
     random.setstate(state["python"])
 
 
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
+    """Load moments. ``ValueError`` unless they are those of this optimizer, whose options stay as they are.
+
+    torch compares no shapes, and its fused kernels write past the end of a moment that is too small.
+    """
+    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+    for part in getattr(optimizer, "optimizers", (optimizer,)):  # Muon and AdamW, or one of them
+        names = {"momentum_buffer"} if isinstance(part, torch.optim.Muon) else {"step", "exp_avg", "exp_avg_sq"}
+        for parameter, moments in part.state.items():
+            if moments.keys() != names:
+                raise ValueError(f"the moments of a parameter are {sorted(moments)}")
+            for name, moment in moments.items():
+                shape = () if name == "step" else parameter.shape
+                if moment.shape != shape:
+                    raise ValueError(f"{name} is {tuple(moment.shape)}, of a parameter of {tuple(parameter.shape)}")
+
+
 def rehearse(
     next_loss: nn.Module,
     batches: list[tuple[Tensor, Tensor]],
@@ -479,15 +515,11 @@ def rehearse(
     model = raw_model(next_loss)
     random_before, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
     try:
-        kept_free = torch.empty(reserve, dtype=torch.uint8, device=model.wte.weight.device)
-        for _ in accumulate(next_loss, batches, autocast):
-            pass
-        del kept_free
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(
-            "one step does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
-            "factor, or set recompute_loops, loss_chunk or segment, or lower block_size or n_loop"
-        ) from error
+        with fitting_memory():
+            kept_free = torch.empty(reserve, dtype=torch.uint8, device=model.wte.weight.device)
+            for _ in accumulate(next_loss, batches, autocast):
+                pass
+            del kept_free
     finally:
         model.zero_grad()
         for buffer, before in zip(model.buffers(), buffers, strict=True):
@@ -529,7 +561,7 @@ def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
         raise ValueError(
             f"{run} cannot go on with other settings ({'; '.join(changes)}): give the old ones, or a new run"
         )
-    check_same_tokenizer(tokenizer_from_spec(stored["tokenizer"]), tokenizer_from_spec(now["tokenizer"]))
+    check_same_tokenizer(run_tokenizer(run, stored), tokenizer_from_spec(now["tokenizer"]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -547,6 +579,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
     config = train_config
     with ExitStack() as cleanup:
         rank, n_processes = cleanup.enter_context(processes())
+        cleanup.enter_context(fitting_memory())
         say = print if rank == 0 else lambda *_, **__: None
 
         # -- where and how --
@@ -586,7 +619,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         random.seed(config.seed)
         model = LoopedGPT(model_config).to(device)
         optimizer = model.configure_optimizer(
-            config.lr, config.weight_decay, betas=(config.beta1, config.beta2), optimizer=config.optimizer
+            config.lr, config.weight_decay, betas=(float(config.beta1), float(config.beta2)), optimizer=config.optimizer
         )
         n_segments = len(model_config.segments())
         step_per_segment = n_segments > 1 and config.step_per_segment is not False
@@ -618,21 +651,27 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             last_good, step, weights, state = load_checkpoint(run)
             if step >= config.max_steps:
                 raise ValueError(f"{run} has done its {step} steps: give a larger max_steps to go on")
-            if state["n_tokens"] != len(corpus.train):
+            with restoring(last_good):
+                n_tokens, its_sha256, its_machine = (state[key] for key in ("n_tokens", "tokens_sha256", "machine"))
+                updates, seconds = int(state["updates"]), float(state["seconds"])
+                missing = machine.keys() - its_machine.keys()
+                if missing:
+                    raise KeyError(", ".join(sorted(missing)))
+            if n_tokens != len(corpus.train):
                 raise ValueError(
-                    f"{run} was trained on {state['n_tokens']} tokens, {config.data!r} now has {len(corpus.train)}: "
+                    f"{run} was trained on {n_tokens} tokens, {config.data!r} now has {len(corpus.train)}: "
                     "bring the old data back, or start a new run"
                 )
-            if state["tokens_sha256"] != tokens_sha256:
+            if its_sha256 != tokens_sha256:
                 raise ValueError(
                     f"{run} was trained on other tokens than {config.data!r} now has: bring the old data back, or "
                     "start a new run"
                 )
-            model.load_state_dict(weights)
-            optimizer.load_state_dict(state["optimizer"])
-            stream.load_state_dict(state["stream"])
-            set_random_state(state["random"])
-            updates, seconds = state["updates"], state["seconds"]
+            with restoring(last_good):
+                model.load_state_dict(weights)
+                load_optimizer(optimizer, state["optimizer"])
+                stream.load_state_dict(state["stream"])
+                set_random_state(state["random"])
             history = [row for row in read_log(run / "log.csv") if row["step"] <= step]
             say(f"resume   {last_good}")
             before = replace(config, max_steps=stored["train"]["max_steps"])
@@ -642,8 +681,8 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                     f"rate {learning_rate(step, config):.3g}, the last one had {learning_rate(step - 1, before):.3g}"
                 )
             for key, now in machine.items():
-                if state["machine"][key] != now:
-                    say(f"notice   {key} was {state['machine'][key]}, now {now}: not the bits of an uninterrupted run")
+                if its_machine[key] != now:
+                    say(f"notice   {key} was {its_machine[key]}, now {now}: not the bits of an uninterrupted run")
 
         # -- compile and rehearse --
         next_loss = NextLoss(model).parallel()
@@ -785,19 +824,30 @@ LOG_FIELDS = dict(
 
 
 def write_log(path: Path, rows: list[dict[str, float | None]], mode: Literal["w", "a"] = "w"):
-    """Write rows to a CSV file, or append them; a missing value is an empty cell."""
-    with open(path, mode, encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, LOG_FIELDS)
-        if mode == "w":
-            writer.writeheader()
-        writer.writerows(rows)
+    """Write rows to a CSV file, whole or not at all, or append them; a missing value is an empty cell."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, LOG_FIELDS)
+    if mode == "w":
+        writer.writeheader()
+    writer.writerows(rows)
+    content = text.getvalue().encode("utf-8")
+    if mode == "w":
+        write_atomically(path, content)
+        return
+    with writing(path, KEPT), open(path, "ab") as file:
+        file.write(content)
 
 
 def read_log(path: Path) -> list[dict[str, float | None]]:
     """The whole rows of a log; one that a kill cut short is left out."""
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
-    return [{name: LOG_FIELDS[name](text) if text else None for name, text in row.items()} for row in rows]
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if None not in row.values()]
+        return [
+            {name: of_type(row[name]) if row[name] else None for name, of_type in LOG_FIELDS.items()} for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is not the log of a run ({error!r}): restore it, or move it away") from error
 
 
 def plot_losses(history: list[dict[str, float | None]], val_loss: float, path: Path):

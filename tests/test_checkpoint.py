@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from tiny_runs import children
+from tiny_runs import children, sign
 
 from minilooped import checkpoint
 from minilooped.checkpoint import (
@@ -64,9 +64,10 @@ def test_a_save_that_breaks_off_leaves_the_last_checkpoint(tmp_path, monkeypatch
             broken.setattr(torch, "save", half_way)
         else:
             broken.setattr(os, part.removeprefix("os."), not_at_all)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="step-2 could not be written .*--resume` goes on from the newest"):
             save(tmp_path, 2)
     assert load_checkpoint(tmp_path).step == 1 and is_good(load_checkpoint(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"], "nothing is left to fill the disk"
     save(tmp_path, 2)  # what the broken save left behind is in nobody's way
     assert load_checkpoint(tmp_path).step == 2 and is_good(load_checkpoint(tmp_path))
 
@@ -94,7 +95,7 @@ def test_everything_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "missing", "one bit"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys, name, damage):
     save(tmp_path, 1)
     file = save(tmp_path, 2) / name
@@ -102,13 +103,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caps
     if damage == "missing":
         file.unlink()
     else:
-        file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "zeros": bytes(len(content))}[damage])
+        bit = bytes((*content[:-9], content[-9] ^ 1, *content[-8:]))  # which neither of the two readers would notice
+        zeros = bytes(len(content))
+        file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "zeros": zeros, "one bit": bit}[damage])
     found = load_checkpoint(tmp_path)
     assert found.step == 1 and is_good(found)
     printed = capsys.readouterr().out
     assert f"{tmp_path / 'step-2'} cannot be read" in printed and printed.count("\n") == 1
     save(tmp_path, 2)  # training from step 1 comes to step 2 again
     assert load_checkpoint(tmp_path).step == 2 and is_good(load_checkpoint(tmp_path))
+
+
+def test_a_checkpoint_whose_sums_are_lost_is_passed_over(tmp_path, capsys):
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "sha256").unlink()
+    assert load_checkpoint(tmp_path).step == 1 and "step-2 cannot be read" in capsys.readouterr().out
 
 
 def test_no_checkpoint_that_can_be_read_is_a_clear_error(tmp_path):
@@ -130,8 +139,10 @@ def test_loading_a_strangers_file_runs_no_code(tmp_path, capsys):
     save(tmp_path, 1)
     file = save(tmp_path, 2) / "state.pt"
     torch.save({"step": 2, "moment": Intruder(str(marker))}, file)
+    sign(file.parent)
     assert load_checkpoint(tmp_path).step == 1 and not marker.exists()
     file.write_bytes(pickle.dumps(Intruder(str(marker)), protocol=2))  # a bare pickle, not torch's archive
+    sign(file.parent)
     assert load_checkpoint(tmp_path).step == 1 and not marker.exists()
     assert "more than tensors, numbers and text" in capsys.readouterr().out
     pickle.loads(file.read_bytes())  # the intruder is a real one
@@ -190,7 +201,8 @@ def test_a_run_is_found_by_name_and_by_path_and_else_the_known_ones_are_listed(t
 
 
 @pytest.mark.parametrize("content", [
-    "", "{", "[]", "{}", '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
+    "", "{", "[]", "{}", "[" * 100_000,
+    '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char"}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": 5}}',
     '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": "ab", "chars": [1]}}',
@@ -214,6 +226,11 @@ def test_a_value_of_another_type_in_a_config_is_named(tmp_path, kind, values, co
 def test_a_setting_of_another_version_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"settings that this version of minilooped does not know \(n_lop\)"):
         from_dict(LoopedConfig, {"n_loop": 2, "n_lop": 3}, tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_rebuilt_names_its_file(tmp_path):
+    with pytest.raises(ValueError, match="config.json: unknown tokenizer 'word': choose"):
+        checkpoint.run_tokenizer(tmp_path, {"tokenizer": {"name": "word", "hash": ""}})
 
 
 def test_a_model_of_a_run_without_checkpoint_is_a_clear_error(tmp_path):

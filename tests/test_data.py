@@ -258,7 +258,7 @@ def test_truncated_token_file_is_noticed(token_file):
 
 def test_foreign_ids_in_a_token_file_are_noticed(token_file):
     token_file.write_bytes(np.array([0, 1, 2, 3, 0, 0], dtype="<u2").tobytes())
-    with pytest.raises(ValueError, match="token id 3 is outside the vocabulary of 3"):
+    with pytest.raises(ValueError, match="split.bin: token id 3 is outside the vocabulary of 3"):
         data.read_tokens(token_file)
 
 
@@ -287,9 +287,38 @@ def test_edited_header_is_noticed(token_file, edit, complaint):
 
 
 def test_header_that_is_not_json_is_noticed(token_file):
-    token_file.with_suffix(".json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match="split.json is not a header that can be read"):
-        data.read_tokens(token_file)
+    for content in ("{", "[" * 100_000):
+        token_file.with_suffix(".json").write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match="split.json is not a header that can be read"):
+            data.read_tokens(token_file)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path):
+    """In a stranger's folder it could show any file of this machine."""
+    (tmp_path / "text.txt").write_text("a text " * 50, encoding="utf-8")
+    folder = data.prepare(tmp_path / "text.txt", tmp_path / "tokens")
+    (folder / "train.bin").rename(tmp_path / "secret.bin")
+    (folder / "train.bin").symlink_to("../secret.bin")
+    with pytest.raises(ValueError, match="train.bin is a link that leads out of .*: put the file itself there"):
+        data.load_corpus(folder)
+    (tmp_path / "secret.bin").rename(folder / "inside.bin")
+    (folder / "train.bin").unlink()
+    (folder / "train.bin").symlink_to("inside.bin")
+    (tmp_path / "alias").symlink_to(folder)
+    data.load_corpus(tmp_path / "alias")  # one that the user made, and one that stays inside
+
+
+@pytest.mark.parametrize("name", ["../secret.bin", "/etc/passwd", "train-1/../../secret.bin", "train-00001.bin\n", 7])
+def test_a_manifest_leads_nowhere_else(tmp_path, name):
+    """`minilooped prepare` deletes shards, too."""
+    shard = dict(file=name, tokens=3, sha256="", last={})
+    source = dict(dataset="a", config=None, column="text", revision=None)
+    manifest = dict(
+        format=data.FORMAT, tokenizer=CharTokenizer("abc").spec(), dtype="<u2", tokens=3, finished=True, source=source,
+    )  # fmt: skip
+    (tmp_path / data.MANIFEST).write_text(json.dumps(manifest | {"shards": [shard]}), encoding="utf-8")
+    with pytest.raises(ValueError, match="shards.json cannot be read"):
+        data.load_corpus(tmp_path)
 
 
 def test_write_refuses_what_could_not_be_read(tmp_path):

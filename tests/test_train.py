@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 import time
@@ -16,7 +17,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import DENSE, LOOM, TEXT, children, cut_back, fingerprint, prepared, settings, train_in_child
+from tiny_runs import (
+    DENSE,
+    ENDLESS,
+    LOOM,
+    TEXT,
+    children,
+    cut_back,
+    fingerprint,
+    newest_step,
+    prepared,
+    settings,
+    sign,
+    start_child,
+    train_in_child,
+)
 from torch import nn
 
 from minilooped import train as trainer
@@ -50,10 +65,12 @@ BOTH = pytest.mark.parametrize("model_config", [DENSE, LOOM], ids=["dense", "loo
 
 @pytest.fixture
 def dropout(monkeypatch):
-    """A model that draws random numbers in training, as one with dropout does."""
+    """A model that draws random numbers in training, torch's and Python's, as one with dropout does."""
     embed = LoopedGPT.embed
 
     def dropped(model, *args):
+        if model.training:
+            random.random()
         return nn.functional.dropout(embed(model, *args), 0.2, training=model.training)
 
     monkeypatch.setattr(LoopedGPT, "embed", dropped)
@@ -234,6 +251,11 @@ def test_the_schedule_reaches_the_optimizer_with_each_groups_factor(tmp_path, mo
     for lrs, row in zip(seen, result.history, strict=True):
         assert set(lrs) == {row["lr"] * factor for factor in factors}
     assert [row["lr"] for row in result.history[:2]] == [5e-3, 1e-2]
+
+
+def test_whole_numbers_serve_as_betas(tmp_path):
+    """torch wants both to be floats."""
+    assert train(DENSE, settings(tmp_path, max_steps=1, beta1=0, beta2=0.5)).step == 1
 
 
 # -- accumulation ------------------------------------------------------------------------------------------------------
@@ -479,6 +501,7 @@ def test_another_machine_is_announced(tmp_path, capsys):
     state = torch.load(file, weights_only=True)
     state["machine"]["threads"] = 7
     torch.save(state, file)
+    sign(file.parent)
     capsys.readouterr()
     train(DENSE, replace(config, max_steps=3), resume=True)
     printed = capsys.readouterr().out
@@ -497,27 +520,69 @@ def test_a_log_row_that_a_kill_cut_short_is_left_out(tmp_path):
     )
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("edit", ["shape", "name", "missing"])
+def test_a_state_that_does_not_fit_is_refused_before_a_step(tmp_path, optimizer, edit):
+    """torch takes it; its fused kernels then write past the end of a moment that is too small."""
+    config = settings(tmp_path, max_steps=2, optimizer=optimizer)
+    run = train(DENSE, config).run
+    file = checkpoints(run)[-1] / "state.pt"
+    state = torch.load(file, weights_only=True)
+    for part in state["optimizer"].get("optimizers", [state["optimizer"]])[:1]:
+        moments = part["state"][0]
+        name = sorted(moments)[0]
+        if edit == "shape":
+            moments[name] = torch.zeros(3)
+        elif edit == "name":
+            moments["other"] = moments.pop(name)
+        else:
+            del part["param_groups"]
+    torch.save(state, file)
+    sign(file.parent)
+    with pytest.raises(
+        ValueError, match=r"step-2 does not fit the config of its run \(.*\): restore it, or train again"
+    ):
+        train(DENSE, replace(config, max_steps=3), resume=True)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    config = settings(tmp_path, max_steps=2)
+    run = train(DENSE, config).run
+    other = train(replace(DENSE, n_embd=32), replace(config, name="other")).run
+    shutil.copytree(other / "step-2", run / "step-2", dirs_exist_ok=True)
+    shutil.copy(other / "model.safetensors", run)
+    for use in (lambda: load_model(run), lambda: train(DENSE, replace(config, max_steps=3), resume=True)):
+        with pytest.raises(ValueError, match="does not fit the config of its run .*wte.weight|RuntimeError"):
+            use()
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "step,loss\n1,2\n", "\0", "9" * 200_000])
+def test_a_log_that_is_none_is_named_and_left_alone(tmp_path, content):
+    config = settings(tmp_path, max_steps=2)
+    log = train(DENSE, config).run / "log.csv"
+    text = log.read_text(encoding="utf-8")
+    if content:
+        log.write_text(text.partition("\n")[0] * (content == "\0") + content + "\n" + text, encoding="utf-8")
+    else:
+        log.write_text(text.replace("\n1,", "\nx,"), encoding="utf-8")
+    before = log.read_bytes()
+    with pytest.raises(ValueError, match="log.csv is not the log of a run .*: restore it, or move it away"):
+        train(DENSE, replace(config, max_steps=3), resume=True)
+    assert log.read_bytes() == before
+
+
+def test_a_log_is_written_anew_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Resuming writes it anew: what breaks off then must not cost the rows that were there."""
+    config = settings(tmp_path, max_steps=3)
+    log = train(DENSE, config).run / "log.csv"
+    before = log.read_bytes()
+    monkeypatch.setattr(Path, "write_bytes", lambda path, content: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(OSError, match=r"log.csv could not be written \(disk full\)"):
+        train(DENSE, replace(config, max_steps=4), resume=True)
+    assert log.read_bytes() == before
+
+
 # -- kills and signals -------------------------------------------------------------------------------------------------
-
-
-def newest_step(run):
-    found = checkpoints(run)
-    return int(found[-1].name.removeprefix("step-")) if found else 0
-
-
-def start_child(config, resume, past_step, run):
-    """A training process that has made a checkpoint after `past_step`."""
-    child = children.Process(target=train_in_child, args=(LOOM, config, resume))
-    child.start()
-    deadline = time.monotonic() + 60
-    while newest_step(run) <= past_step:
-        assert child.is_alive() and time.monotonic() < deadline
-        time.sleep(0.001)
-    return child
-
-
-# A schedule that does not depend on max_steps, so that the length can be settled afterwards.
-ENDLESS = dict(schedule="wsd", decay_steps=0, max_steps=10**6, save_every=1, optimizer="muon")
 
 
 def test_ten_kills_at_random_moments_and_the_run_ends_as_if_there_had_been_none(tmp_path):
@@ -678,14 +743,35 @@ def test_a_rehearsal_leaves_no_trace(model_config, dropout):
 
 
 def test_a_step_that_does_not_fit_fails_before_training_and_names_the_knobs(tmp_path, monkeypatch):
-    def too_large(model, *_):
-        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+    run_loop = LoopedGPT.run_loop
+
+    def too_large(model, h, *arguments):
+        if len(h) > 1:  # a single window fits, as when the kernel is looked up
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+        return run_loop(model, h, *arguments)
 
     monkeypatch.setattr(LoopedGPT, "run_loop", too_large)
     with pytest.raises(MemoryError) as failure:
-        train(DENSE, settings(tmp_path))
+        train(DENSE, settings(tmp_path, batch_size=3))
     assert all(knob in str(failure.value) for knob in ("batch_size", "grad_accum", "block_size", "n_loop", "segment"))
     assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 16000000000 bytes"),
+    RuntimeError("Storage size calculation overflowed with sizes=[4000000000, 4000000000]"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB"),
+])  # fmt: skip
+def test_a_model_that_does_not_fit_is_the_same_error(tmp_path, monkeypatch, error):
+    """The allocators of CPU and GPU raise errors of their own."""
+
+    def too_large(*_):
+        raise error
+
+    monkeypatch.setattr(Block, "__init__", too_large)
+    with pytest.raises(MemoryError, match="lower block_size, n_loop, n_layer or n_embd"):
+        train(DENSE, settings(tmp_path))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_run_is_the_same(tmp_path, monkeypatch, capsys):
@@ -760,7 +846,8 @@ def test_tokens_per_second_and_the_share_of_the_peak_are_said(tmp_path, capsys):
 @pytest.mark.parametrize("changes", [
     dict(max_steps=0), dict(batch_size=0), dict(grad_accum=0), dict(log_every=0), dict(lr=0.0), dict(lr=math.inf),
     dict(warmup_steps=-1), dict(decay_steps=-1), dict(min_lr_ratio=1.5), dict(beta1=1.0), dict(beta2=-0.1),
-    dict(grad_clip=-1.0), dict(weight_decay=-1.0), dict(threads=0), dict(eval_batches=0), dict(save_every=-1),
+    dict(grad_clip=-1.0), dict(weight_decay=-1.0), dict(threads=0), dict(threads=10**12),
+    dict(seed=10**30), dict(seed=-1), dict(eval_batches=0), dict(save_every=-1),
     dict(max_steps=2.5), dict(max_steps=True), dict(threads="2"), dict(seed=None), dict(lr="x"), dict(beta1=None),
     dict(compile=1), dict(step_per_segment="yes"), dict(schedule="linear"), dict(optimizer="sgd"),
     dict(dtype="float16"), dict(device=None), dict(name=None), dict(tokenizer=3), dict(data=Path("tokens")),

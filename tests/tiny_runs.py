@@ -4,6 +4,8 @@ import hashlib
 import multiprocessing
 import os
 import shutil
+import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +73,30 @@ def settings(folder: Path, **changes: Any) -> TrainConfig:
 
 
 def train_in_child(model_config: LoopedConfig, config: TrainConfig, resume: bool):
-    """The whole life of a child process."""
+    """The whole life of a child process, of which nobody reads what it prints."""
     torch.set_num_threads(1)
-    train(model_config, config, resume=resume)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        train(model_config, config, resume=resume)
+
+
+# A schedule that does not depend on max_steps, so that the length can be settled afterwards.
+ENDLESS = dict(schedule="wsd", decay_steps=0, max_steps=10**6, save_every=1, optimizer="muon")
+
+
+def newest_step(run: Path) -> int:
+    found = checkpoints(run)
+    return int(found[-1].name.removeprefix("step-")) if found else 0
+
+
+def start_child(config: TrainConfig, resume: bool, past_step: int, run: Path):
+    """A process that trains LOOM and has made a checkpoint after `past_step`."""
+    child = children.Process(target=train_in_child, args=(LOOM, config, resume))
+    child.start()
+    deadline = time.monotonic() + 60
+    while newest_step(run) <= past_step:
+        assert child.is_alive() and time.monotonic() < deadline
+        time.sleep(0.001)
+    return child
 
 
 def cut_back(run: Path, step: int, to: Path) -> Path:
@@ -84,6 +107,13 @@ def cut_back(run: Path, step: int, to: Path) -> Path:
             shutil.rmtree(path)
     assert checkpoints(to), f"{run} has no step {step}"
     return to
+
+
+def sign(checkpoint: Path):
+    """Make the sums of a checkpoint's files right again, as a stranger would who changed them."""
+    files = (checkpoint / "model.safetensors", checkpoint / "state.pt")
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    (checkpoint / "sha256").write_text("".join(lines), encoding="utf-8")
 
 
 def fingerprint(run: Path) -> str:
