@@ -3,11 +3,13 @@
 Each control is moved up and down over all of its values, once with the other controls where the widget opens, once with
 them at their last value. A move is timed until the picture is a PNG in the output, computation included; what the
 browser takes to show it comes on top. All of it three times: of the moves that end at the same position the fastest
-counts, since a busy machine slows single ones. One torch thread, as in the chapters. Writes data/results/sliders.json.
+counts, since a busy machine slows single ones. One torch thread, as in the chapters. Writes data/results/sliders.json;
+with names of widgets behind the command these are measured anew, and the rows of the others stay.
 """
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -113,30 +115,34 @@ def seconds_per_move(open_widget: Callable[[], ipywidgets.VBox]) -> dict[tuple, 
     return fastest
 
 
-def main() -> None:
+def main(names: Sequence[str]) -> None:
+    """Measure the widgets of these names, or all; the rows of the others stay as they were recorded."""
     torch.set_num_threads(1)
-    rows = []
+    stored = json.loads(OUT.read_text(encoding="utf-8"))["rows"] if names and OUT.exists() else []
+    rows = {row["widget"]: row for row in stored}
+    source = provenance(" ".join(["python benchmarks/sliders.py", *names]))
     print(f"{'seconds a move':16}{'positions':>10}{'CPU median':>12}{'worst':>8}{'wall median':>13}{'worst':>8}")
-    for name, open_widget in WIDGETS.items():
-        fastest = seconds_per_move(open_widget)
+    for name in names or WIDGETS:
+        fastest = seconds_per_move(WIDGETS[name])
         cpu, wall = zip(*fastest.values(), strict=True)
         row = dict(
             widget=name, positions=len(fastest),
             cpu_median=round(statistics.median(cpu), 4), cpu_worst=round(max(cpu), 4),
             wall_median=round(statistics.median(wall), 4), wall_worst=round(max(wall), 4),
-            slowest=max(fastest, key=lambda position: fastest[position][0]),
+            slowest=max(fastest, key=lambda position: fastest[position][0]), commit=source["commit"],
         )  # fmt: skip
-        rows.append(row)
+        rows[name] = row
         print(
             f"{name:16}{row['positions']:10}{row['cpu_median']:12.3f}{row['cpu_worst']:8.3f}"
             f"{row['wall_median']:13.3f}{row['wall_worst']:8.3f}  at {row['slowest']}",
             flush=True,
         )
+    rows = [rows[name] for name in WIDGETS if name in rows]
     slow = [row["widget"] for row in rows if row["cpu_worst"] > BAR]
     print(f"within {BAR} s of CPU time: {'all but ' + ', '.join(slow) if slow else 'all'}")
-    results = dict(provenance=provenance("python benchmarks/sliders.py"), bar=BAR, rows=rows)
+    results = dict(provenance=source, bar=BAR, rows=rows)
     OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -541,8 +541,9 @@ def planner(counts: Counts) -> ipywidgets.VBox:
     counts: what `plan.load_counts` returned, for every combination in PLANNED.
     """
 
-    def draw(**setting):
-        draw_planner(counts, **setting)
+    def draw(loss_chunk: bool, **setting):
+        chunk, whole = PLANNED["loss_chunk"]
+        draw_planner(counts, loss_chunk=chunk if loss_chunk else whole, **setting)
 
     return explorer(
         draw,
@@ -551,6 +552,6 @@ def planner(counts: Counts) -> ipywidgets.VBox:
         n_loop=ipywidgets.IntSlider(min=1, max=6, value=3, description="loops N"),
         batch_size=ipywidgets.SelectionSlider(options=PLANNED["batch_size"], value=16, description="micro-batch"),
         recompute_loops=ipywidgets.Checkbox(value=False, description="recompute_loops"),
-        loss_chunk=ipywidgets.Dropdown(options=PLANNED["loss_chunk"], description="loss_chunk"),
+        loss_chunk=ipywidgets.Checkbox(value=True, description="loss_chunk"),
         gpu=ipywidgets.Dropdown(options=EXAMPLES, value="A100", description="GPU"),
     )
