@@ -465,13 +465,21 @@ def set_random_state(state: dict[str, Any]):
     random.setstate(state["python"])
 
 
+def micro_batches_of_peak(model_config: LoopedConfig, grad_accum: int) -> int:
+    """How many of a step's micro-batches take as much memory as all of them.
+
+    The second meets the gradients of the first. With segments every one waits for its next, and holds its stream.
+    """
+    return grad_accum if len(model_config.segments()) > 1 else min(2, grad_accum)
+
+
 def rehearse(
     next_loss: nn.Module,
     batches: list[tuple[Tensor, Tensor]],
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     reserve: int = 0,
 ):
-    """One forward and backward, of which no trace remains: what fails, fails before training.
+    """Forward and backward of micro-batches, of which no trace remains: what fails, fails before training.
 
     reserve: bytes to keep free meanwhile, for what only the first update will make. Raises MemoryError where the device
     has not enough.
@@ -659,8 +667,9 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
 
         def rehearsal(batch_size: int):
             batch = next(draw(corpus.train, batch_size=batch_size))
+            grad_accum = config.grad_accum * config.batch_size // batch_size
             moments = 0 if resume else 8 * model.num_params()  # two of float32, with the first update
-            rehearse(next_loss, [batch], autocast, moments)
+            rehearse(next_loss, [batch] * micro_batches_of_peak(model_config, grad_accum), autocast, moments)
 
         try:
             config = fit_micro_batch(config, rehearsal, say)
