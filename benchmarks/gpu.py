@@ -98,6 +98,7 @@ from minilooped.train import (
     attention_kernel,
     evaluate,
     fit_micro_batch,
+    micro_batches_of_peak,
     peak_tflops,
     pick_device,
     pick_dtype,
@@ -370,7 +371,9 @@ class Bench:
         return tuple(torch.randint(self.config.vocab_size, shape, device=self.device))
 
     def rehearse(self, batch_size: int) -> None:
-        rehearse(self.next_loss, [self.batch(batch_size)], self.autocast, 8 * self.model.num_params())
+        grad_accum = MICRO_BATCHES * self.train.batch_size // batch_size
+        batches = [self.batch(batch_size)] * micro_batches_of_peak(self.config, grad_accum)
+        rehearse(self.next_loss, batches, self.autocast, 8 * self.model.num_params())
 
     def seconds_of_a_step(self) -> float:
         batches = [self.batch(self.train.batch_size) for _ in range(self.train.grad_accum)]

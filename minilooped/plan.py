@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_iter
 
 from .data import load_corpus
 from .model import LoopedConfig, LoopedGPT
-from .train import PEAK_TFLOPS, TrainConfig, peak_tflops
+from .train import PEAK_TFLOPS, TrainConfig, micro_batches_of_peak, peak_tflops
 
 EXAMPLES = ("L4", "RTX 4090", "A100", "H100")  # where no GPU is named
 PARTS = ("weights", "gradients", "optimizer", "activations", "passing")
@@ -79,8 +79,8 @@ def memory(model_config: LoopedConfig, train_config: TrainConfig, dtype: torch.d
     model_config: with its vocab_size. dtype: of matrix products, bfloat16 or float32. Counted is what eager torch keeps
     in tensors; a compiled block keeps less, and the libraries of the device have some hundred megabytes of their own.
     """
-    # Micro-batches that wait for their next segment hold their streams, each as much as the other.
-    waiting = train_config.grad_accum if len(model_config.segments()) > 1 else min(2, train_config.grad_accum)
+    # Those that wait for their next segment hold their streams, each as much as the other.
+    waiting = micro_batches_of_peak(model_config, train_config.grad_accum)
     simulated = min(3, waiting)
     found = _simulated(model_config, train_config, dtype, simulated)
     if waiting > simulated:

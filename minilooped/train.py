@@ -481,6 +481,7 @@ def set_random_state(state: dict[str, Any]):
     random.setstate(state["python"])
 
 
+<<<<<<< HEAD
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
     """Load moments. ``ValueError`` unless they are those of this optimizer, whose options stay as they are.
 
@@ -499,6 +500,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
                 shape = () if name == "step" else parameter.shape
                 if moment.shape != shape:
                     raise ValueError(f"{name} is {tuple(moment.shape)}, of a parameter of {tuple(parameter.shape)}")
+=======
+def micro_batches_of_peak(model_config: LoopedConfig, grad_accum: int) -> int:
+    """How many of a step's micro-batches take as much memory as all of them.
+
+    The second meets the gradients of the first. With segments every one waits for its next, and holds its stream.
+    """
+    return grad_accum if len(model_config.segments()) > 1 else min(2, grad_accum)
+>>>>>>> s10
 
 
 def rehearse(
@@ -507,7 +516,7 @@ def rehearse(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     reserve: int = 0,
 ):
-    """One forward and backward, of which no trace remains: what fails, fails before training.
+    """Forward and backward of micro-batches, of which no trace remains: what fails, fails before training.
 
     reserve: bytes to keep free meanwhile, for what only the first update will make. Raises MemoryError where the device
     has not enough.
@@ -698,8 +707,9 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
 
         def rehearsal(batch_size: int):
             batch = next(draw(corpus.train, batch_size=batch_size))
+            grad_accum = config.grad_accum * config.batch_size // batch_size
             moments = 0 if resume else 8 * model.num_params()  # two of float32, with the first update
-            rehearse(next_loss, [batch], autocast, moments)
+            rehearse(next_loss, [batch] * micro_batches_of_peak(model_config, grad_accum), autocast, moments)
 
         try:
             config = fit_micro_batch(config, rehearsal, say)

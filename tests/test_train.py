@@ -38,6 +38,7 @@ from minilooped import train as trainer
 from minilooped.checkpoint import checkpoints, load_checkpoint, load_model, read_config, shell_command
 from minilooped.data import BatchStream, load_corpus
 from minilooped.model import Block, LoopedConfig, LoopedGPT
+from minilooped.plan import LiveBytes
 from minilooped.presets import PRESETS
 from minilooped.train import (
     NextLoss,
@@ -802,6 +803,33 @@ def test_an_odd_micro_batch_is_not_halved():
         fit_micro_batch(TrainConfig(batch_size=6), never, lambda line: None)
 
 
+@pytest.mark.parametrize("segment, alive", [(None, 2), (1, 5)])
+def test_a_rehearsal_takes_as_much_memory_as_a_step_of_many_micro_batches(tmp_path, monkeypatch, segment, alive):
+    """One micro-batch alone takes less: it meets no gradients, and none waits for its next segment."""
+    model_config, rehearsed = replace(DENSE, segment=segment), []
+
+    def peak(batches):
+        model = LoopedGPT(model_config)
+        with LiveBytes() as live:
+            rehearse(NextLoss(model), batches)
+        return live.peak
+
+    def spy(next_loss, batches, *_):
+        rehearsed.append(batches)
+        if len(batches[0][0]) > 2:
+            raise MemoryError
+
+    monkeypatch.setattr(trainer, "rehearse", spy)
+    train(model_config, settings(tmp_path, batch_size=2, grad_accum=5, max_steps=1, dtype="float32"))
+    (batches,) = rehearsed
+    assert len(batches) == alive
+    assert peak(batches[:1]) < peak(batches) == peak(batches[:1] * 5)
+
+    rehearsed.clear()
+    train(model_config, settings(tmp_path, batch_size=4, grad_accum=1, max_steps=1, dtype="float32"))
+    assert [len(batches) for batches in rehearsed] == [1, 2], "halved, and twice as many"
+
+
 def test_room_is_kept_for_what_the_first_update_makes(monkeypatch):
     empty = torch.empty
 
@@ -1032,7 +1060,7 @@ def test_a_run_with_drawn_loops_uses_one_count_for_all_micro_batches_of_a_step(t
     config = settings(tmp_path, batch_size=2, grad_accum=2, max_steps=12, dtype="float32", **DRAWN)
     result = train(model_config, config)
     expected = [loops_of_step(step, model_config.n_loop, config) for step in range(12)]
-    assert asked == [None] + [n_loop for n_loop in expected for _ in range(2)]  # the rehearsal is at the full count
+    assert asked == [None, None] + [n_loop for n_loop in expected for _ in range(2)]  # rehearsed is the full count
     assert len(set(expected)) == model_config.n_loop
     updates = [len(model_config.segments(n_loop)) for n_loop in expected]
     assert result.history[-1]["updates"] == sum(updates)
