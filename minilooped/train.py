@@ -481,7 +481,6 @@ def set_random_state(state: dict[str, Any]):
     random.setstate(state["python"])
 
 
-<<<<<<< HEAD
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
     """Load moments. ``ValueError`` unless they are those of this optimizer, whose options stay as they are.
 
@@ -500,14 +499,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
                 shape = () if name == "step" else parameter.shape
                 if moment.shape != shape:
                     raise ValueError(f"{name} is {tuple(moment.shape)}, of a parameter of {tuple(parameter.shape)}")
-=======
+
+
 def micro_batches_of_peak(model_config: LoopedConfig, grad_accum: int) -> int:
     """How many of a step's micro-batches take as much memory as all of them.
 
     The second meets the gradients of the first. With segments every one waits for its next, and holds its stream.
     """
     return grad_accum if len(model_config.segments()) > 1 else min(2, grad_accum)
->>>>>>> s10
 
 
 def rehearse(
