@@ -4,11 +4,11 @@ The protocol was written down, and committed, before the runs. Nothing in it was
 
 Task. `minilooped.data.permutations`: 6 permutations of 5 things, the product so far asked for at each. A batch of 64,
 drawn anew in every step. To answer at place t takes t - 1 products out of a table of 14,400.
-Models. Rule `factored` with l_ref = 2, width 128, 4 heads, SwiGLU, a head of its own, init_std = width^(-1/2). Two blocks
-once, the same in three loops, six blocks once.
-Training. 3000 steps. AdamW (0.9, 0.95) at learning rate 2e-3, weight decay 0.1, clipping at 1, 50 steps of warm-up, flat,
-the last third down in a line to a tenth. bfloat16 products, one thread. Seed 1 alone, the learning rate tuned for no arm:
-this asks whether the task is learned at all.
+Models. Rule `factored` with l_ref = 2, width 128, 4 heads, SwiGLU, a head of its own, init_std = width^(-1/2). Two
+blocks once, the same in three loops, six blocks once.
+Training. 3000 steps. AdamW (0.9, 0.95) at learning rate 2e-3, weight decay 0.1, clipping at 1, 50 steps of warm-up,
+flat, the last third down in a line to a tenth. bfloat16 products, one thread. Seed 1 alone, the learning rate tuned for
+no arm: this asks whether the task is learned at all.
 Recorded. Every 500 steps, on 512 sequences that are the same for all runs, in float32: the share of right answers at
 places 1 to 6. A run that was stopped goes on where it was.
 """

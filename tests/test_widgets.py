@@ -1176,7 +1176,7 @@ def test_planner_opens_on_its_static_twin_and_follows_every_control(counts, show
     preset, loops, batch, recompute, chunk, gpu = controls
     widgets.draw_planner(counts)
     assert np.array_equal(png(shown[0]), png(shown[1])) and shown[0].alt == shown[1].alt
-    changes = ((preset, "gpt2-small-4x3"), (loops, 2), (batch, 4), (recompute, True), (chunk, None), (gpu, "L4"))
+    changes = ((preset, "gpt2-small-4x3"), (loops, 2), (batch, 4), (recompute, True), (chunk, False), (gpu, "L4"))
     for control, value in changes:
         control.value = value
     assert len(shown) == 2 + len(changes) == len({picture.alt for picture in shown}) + 1
