@@ -99,15 +99,30 @@ def loss_after_every_loop(answer: Callable[[LoopedGPT, Tensor, Tensor, int], Ten
     for n_loop in (1, 2, 7):
         model = _small_model(n_loop=2, seed=n_loop, reinject=True)  # so that x0 and the loop's number count
         idx, targets = torch.randint(11, (2, 3, 1 + n_loop))
-        with torch.no_grad():
-            expected = torch.stack([model(idx, targets, n_loop=n)[1] for n in range(1, n_loop + 1)])
-            passes, run_loop = [], model.run_loop
-            model.run_loop = lambda *args, passes=passes, run_loop=run_loop: passes.append(1) or run_loop(*args)
-            if not compare(f"{name} at n_loop={n_loop}", answer(model, idx, targets, n_loop), expected):
-                return
-        if len(passes) != n_loop:
-            raise AssertionError(f"{name}: {len(passes)} passes through the stack, and {n_loop} are enough")
+        if not _in_one_pass(name, answer, model, idx, targets, n_loop, lambda losses: losses):
+            return
     passed(name)
+
+
+def _in_one_pass(
+    name: str,
+    answer: Callable[[LoopedGPT, Tensor, Tensor, int], Tensor],
+    model: LoopedGPT,
+    idx: Tensor,
+    targets: Tensor,
+    n_loop: int,
+    of_losses: Callable[[Tensor], Tensor],
+) -> bool:
+    """Compare an answer with a function of the losses after 1..N loops, and count its passes through the stack."""
+    with torch.no_grad():
+        expected = of_losses(torch.stack([model(idx, targets, n_loop=n)[1] for n in range(1, n_loop + 1)]))
+        passes, run_loop = [], model.run_loop
+        model.run_loop = lambda *args: passes.append(1) or run_loop(*args)
+        if not compare(f"{name} at n_loop={n_loop}", answer(model, idx, targets, n_loop), expected):
+            return False
+    if len(passes) != n_loop:
+        raise AssertionError(f"{name}: {len(passes)} passes through the stack, and {n_loop} are enough")
+    return True
 
 
 @exercise
@@ -732,14 +747,8 @@ def drawn_loss(answer: Callable[[LoopedGPT, Tensor, Tensor, int], Tensor]) -> No
     for n_loop in (1, 2, 5):
         model = _small_model(n_loop, seed=n_loop, reinject=True)  # so that x0 and the loop's number count
         idx, targets = torch.randint(11, (2, 3, 7))
-        with torch.no_grad():
-            expected = torch.stack([model(idx, targets, n_loop=n)[1] for n in range(1, n_loop + 1)]).mean()
-            passes, run_loop = [], model.run_loop
-            model.run_loop = lambda *args, passes=passes, run_loop=run_loop: passes.append(1) or run_loop(*args)
-            if not compare(f"{name} at n_loop={n_loop}", answer(model, idx, targets, n_loop), expected):
-                return
-        if len(passes) != n_loop:
-            raise AssertionError(f"{name}: {len(passes)} passes through the stack, and {n_loop} are enough")
+        if not _in_one_pass(name, answer, model, idx, targets, n_loop, Tensor.mean):
+            return
     passed(name)
 
 
