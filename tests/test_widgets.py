@@ -71,6 +71,17 @@ def shown(monkeypatch):
     assert plt.get_fignums() == [], "a figure stays open in pyplot"
 
 
+def assert_quick(control, *values) -> None:
+    """Each move is within the limit at its best of three: one may pay for a garbage collection of the whole suite."""
+    took: dict[object, list[float]] = {value: [] for value in values}
+    for value in values * 3:
+        assert control.value != value, "nothing would move"
+        started = time.process_time()
+        control.value = value
+        took[value].append(time.process_time() - started)
+    assert max(map(min, took.values())) < SECONDS_PER_MOVE, took
+
+
 def printed(capsys) -> str:
     """What was printed since the last call, without the codes by which IPython clears an output outside a kernel."""
     return re.sub(r"\x1b\[2K\r?", "", capsys.readouterr().out).removesuffix("\n")
@@ -148,10 +159,7 @@ def test_dial_draws_what_its_static_twin_draws(dial, shown, monkeypatch):
 
 def test_move_takes_little_time(dial, shown):
     slider, _ = figure_and_slider(dial)
-    for n_loop in (1, 5, 3):
-        started = time.process_time()
-        slider.value = n_loop
-        assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(slider, 1, 5, 3)
 
 
 def test_explorer_waits_until_the_handle_is_let_go_and_keeps_its_height(shown):
@@ -182,9 +190,7 @@ def test_cost_explorer_has_its_numbers_in_the_title_at_every_position(costs, sho
         layers.value, loops.value = c.n_layer, c.n_loop
         for number in (f"{c.n_layer} x {c.n_loop}:", f"{c.parameters:,} parameters", f"{c.saved / 1e6:.2f} MB"):
             assert number in shown[-1].alt
-    started = time.process_time()
-    layers.value = 1
-    assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(layers, 1, 2)
 
 
 def test_cost_explorer_draws_multiples_of_one_block_and_one_loop(costs, shown, monkeypatch):
@@ -234,11 +240,7 @@ def test_every_control_changes_the_figure_to_that_of_the_static_twin(explorer, s
 
 
 def test_a_move_of_an_explorer_takes_little_time(explorer, shown):
-    visits = controls_of(explorer())["visits"]
-    for N in (8, 128, 64):
-        started = time.process_time()
-        visits.value = N
-        assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(controls_of(explorer())["visits"], 8, 128, 64)
 
 
 def drawn_by(monkeypatch, name: str) -> list:
@@ -315,13 +317,7 @@ def test_rule_plane_shows_the_numbers_of_the_probe(rule, shown, monkeypatch):
 
 
 def test_a_move_of_the_rule_explorer_takes_little_time(shown):
-    rule = controls_of(widgets.rule_explorer())["rule"]
-    took: dict[str, list[float]] = {}
-    for name in ("deeploop", "none", "layernorm_scaling") * 2:  # a busy machine slows single moves
-        started = time.process_time()
-        rule.value = name
-        took.setdefault(name, []).append(time.process_time() - started)
-    assert all(min(seconds) < SECONDS_PER_MOVE for seconds in took.values())
+    assert_quick(controls_of(widgets.rule_explorer())["rule"], "deeploop", "none", "layernorm_scaling")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -346,9 +342,7 @@ def test_visit_explorer_draws_its_static_twin_at_every_position(visit_runs, show
         visits = visit_runs[name][at]
         for number in (f"{name}, step {at}:", f"{visits.stream[-1, -1]:.3g}", f"{visits.mean_cosine:.2f}"):
             assert number in live.alt
-    started = time.process_time()
-    step.value = 0
-    assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(step, 0, 1)
 
 
 def test_draw_visits_shows_what_was_recorded(visit_runs, shown, monkeypatch):
@@ -769,9 +763,7 @@ def test_router_map_draws_its_static_twin_for_every_text_model_and_layer(expert_
 def test_router_map_cuts_a_long_text_and_moves_fast(expert_models, tokenizer, shown, monkeypatch):
     drawn = drawn_by(monkeypatch, "router_map")
     _, text, _, _ = widgets.router_map(expert_models, tokenizer, "a").children
-    started = time.process_time()
-    text.value = "abcdefgh " * 10
-    assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(text, "b", "abcdefgh " * 10)
     assert len(drawn[-1][0][0]) == widgets.SHOWN
 
 
@@ -907,9 +899,7 @@ def test_a_move_of_the_switchboard_takes_little_time(shown):
     widgets._variance.cache_clear()
     widgets.draw_loom_parts(RUNS, ())  # the two curves for comparison are there from the start
     for switch in switches[:3]:
-        started = time.process_time()
-        switch.value = not switch.value
-        assert time.process_time() - started < SECONDS_PER_MOVE
+        assert_quick(switch, not switch.value, switch.value)
 
 
 def test_variants_draws_mean_and_band_and_brings_one_to_the_front():
@@ -976,10 +966,8 @@ def test_segment_cutter_shows_what_the_probes_measure(n_loop, segment, losses, s
 
 def test_a_move_of_the_segment_cutter_takes_little_time(shown):
     controls = controls_of(widgets.segment_cutter())
-    for name, value in (("loops", 12), ("segment", 1), ("segment", 12)):
-        started = time.process_time()
-        controls[name].value = value
-        assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(controls["loops"], 6, 12)
+    assert_quick(controls["segment"], 1, 12)
 
 
 def test_segment_cuts_draws_a_dot_at_each_read_out_and_a_line_at_each_cut():
@@ -1059,9 +1047,7 @@ def test_multipliers_shows_the_numbers_of_the_rules_and_of_the_toy(shown, monkey
 
 def test_a_move_of_the_multiplier_explorer_takes_little_time(shown):
     p, *_ = widgets.multiplier_explorer().children
-    before = time.process_time()
-    p.value = 0.25
-    assert time.process_time() - before < SECONDS_PER_MOVE
+    assert_quick(p, 0.25, 0.5)
 
 
 def test_norms_by_round_and_values_by_rule_draw_their_arrays():
@@ -1121,11 +1107,7 @@ def test_loop_lens_shows_the_recorded_loss_and_what_the_model_says(lens_widget, 
 
 
 def test_a_move_of_the_loop_lens_takes_little_time(lens_widget, shown):
-    controls = controls_of(widgets.loop_lens(*lens_widget))
-    for value in (1, 3):
-        started = time.process_time()
-        controls["loops"].value = value
-        assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(controls_of(widgets.loop_lens(*lens_widget))["loops"], 1, 3)
 
 
 def test_lens_table_writes_what_is_said_and_marks_what_is_right():
@@ -1198,10 +1180,7 @@ def test_planner_draws_the_counts_and_says_what_they_come_to(counts, shown, monk
 
 def test_a_move_of_the_planner_takes_little_time(counts, shown):
     loops = widgets.planner(counts).children[1]
-    for n_loop in (6, 1):
-        started = time.process_time()
-        loops.value = n_loop
-        assert time.process_time() - started < SECONDS_PER_MOVE
+    assert_quick(loops, 6, 1)
 
 
 def test_memory_bars_lays_the_parts_end_to_end_and_names_their_sum():
