@@ -52,6 +52,16 @@ OWN_LOOK = ("#000000", "d")  # of a rule that the reader added
 # The same for one matrix used in every visit and a new one for each.
 TYING_LOOK = {"tied": ("#6c3483", "o", "-"), "untied": ("#0e8277", "s", "--")}
 LINE, MARKED, QUIET = "#1f5fa8", "#c0392b", "#6b6b6b"
+# And for a set of LOOM's parts, by the names of `ablation.ARMS`.
+ARM_LOOK = {
+    "plain": (MARKED, "o"),
+    "plain + expert norm": ("#d68910", "s"),
+    "plain + loop norm": (LINE, "^"),
+    "plain + both norms": ("#1e8449", "D"),
+    "plain + scaling": ("#6c3483", "P"),
+    "without scaling": ("#ad1457", "X"),
+    "full": ("#0e8277", "v"),
+}
 
 
 in_style = matplotlib.rc_context(STYLE)  # decorates every function that draws
@@ -646,12 +656,12 @@ def variants(
 ) -> Axes:  # fmt: skip
     """Curves on a logarithmic axis: a line for the mean over seeds, a band from the least to the most.
 
-    curves: (seeds, points) by name. front: the one to bring to the front, in black; the others are thin and dashed.
+    curves: (seeds, points) by name, a key of ARM_LOOK or `front`: the one to bring to the front, in black; the others
+    are then thin and dashed.
     """
     ax = figure() if ax is None else ax
-    looks = zip((MARKED, "#d68910", LINE, "#1e8449", "#6c3483", "#0e8277"), "os^DPv", strict=True)
     for name, values in curves.items():
-        colour, marker = OWN_LOOK if name == front else next(looks)
+        colour, marker = OWN_LOOK if name == front else ARM_LOOK[name]
         back = dict() if front in (None, name) else dict(linestyle="--", linewidth=1.3, markersize=5)
         values = np.asarray(values)
         ax.plot(x, values.mean(0), label=name, color=colour, marker=marker, zorder=3 if name == front else 2, **back)
@@ -771,7 +781,7 @@ def agreement(
     cosines: (seeds, points) by name, at the training steps or loop counts x.
     """
     ax = figure() if ax is None else ax
-    looks = zip((LINE, "#1e8449", MARKED), "s^o", ("--", ":", "-"), strict=True)
+    looks = zip(("#d68910", "#1e8449", LINE), "D^s", ("-.", ":", "--"), strict=True)  # segments as in `held_bytes`
     for (name, values), (colour, marker, line) in zip(cosines.items(), looks, strict=False):
         values = np.asarray(values)  # (seeds, points)
         ax.plot(x, values.mean(0), color=colour, marker=marker, linestyle=line, label=name)

@@ -321,7 +321,7 @@ def draw_loom_parts(runs: Sequence[Run], parts: Collection[str]) -> None:
     """
     parts = tuple(part for part in PARTS if part in parts)
     name, chosen = "all parts" if len(parts) == len(PARTS) else " + ".join(parts) or "no part", "your choice"
-    curves = {"only the expert norm": _variance(("expert norm",)), "all parts": _variance(tuple(PARTS))}
+    curves = {"plain + expert norm": _variance(("expert norm",)), "full": _variance(tuple(PARTS))}
     curves[chosen] = _variance(parts)
     arm = next((arm for arm, own in ARMS.items() if set(own) == set(parts)), None)
     losses = [run.val_loss for run in reported(runs, arm).values()] if arm else []

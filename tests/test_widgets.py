@@ -904,7 +904,7 @@ def test_a_move_of_the_switchboard_takes_little_time(shown):
 
 def test_variants_draws_mean_and_band_and_brings_one_to_the_front():
     values = np.array([[1.0, 4.0], [3.0, 8.0]])  # (seeds, points)
-    ax = plots.variants([1, 6], {"a": values, "b": 2 * values, "c": values}, front="b", title="t")
+    ax = plots.variants([1, 6], {"plain": values, "mine": 2 * values, "full": values}, front="mine", title="t")
     a, b, c = ax.lines
     assert a.get_xydata().tolist() == [[1, 2], [6, 6]] and b.get_ydata().tolist() == [4, 12]
     band = ax.collections[1].get_paths()[0].vertices[:, 1]
@@ -913,7 +913,7 @@ def test_variants_draws_mean_and_band_and_brings_one_to_the_front():
     assert b.get_zorder() > a.get_zorder()
     assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 3
     assert ax.get_yscale() == "log" and ax.get_title() == "t" and ax.get_xticks().tolist() == [1, 6]
-    assert all(line.get_linestyle() == "-" for line in plots.variants([1, 6], {"a": values, "b": values}).lines)
+    assert all(line.get_linestyle() == "-" for line in plots.variants([1, 6], {"plain": values, "full": values}).lines)
 
 
 def test_differences_draws_every_seed_the_mean_and_its_interval():
