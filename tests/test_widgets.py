@@ -23,7 +23,7 @@ from jupyter_client.manager import run_kernel
 from matplotlib.figure import Figure
 
 from minilooped import plots, probes, toy, widgets
-from minilooped.ablation import PARTS, Run, assembled
+from minilooped.ablation import ARMS, PARTS, Run, assembled
 from minilooped.data import CharTokenizer
 from minilooped.model import RULES, LoopedConfig, LoopedGPT, Row
 from minilooped.plan import PARTS as MEMORY_PARTS
@@ -914,6 +914,11 @@ def test_variants_draws_mean_and_band_and_brings_one_to_the_front():
     assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 3
     assert ax.get_yscale() == "log" and ax.get_title() == "t" and ax.get_xticks().tolist() == [1, 6]
     assert all(line.get_linestyle() == "-" for line in plots.variants([1, 6], {"plain": values, "full": values}).lines)
+
+
+def test_looks_of_arms_differ_and_name_arms():
+    assert set(plots.ARM_LOOK) <= set(ARMS)
+    assert len(set(plots.ARM_LOOK.values())) == len(plots.ARM_LOOK)
 
 
 def test_differences_draws_every_seed_the_mean_and_its_interval():
