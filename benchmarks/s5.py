@@ -1,7 +1,7 @@
 """Do two cores learn the word problem of S5 in half an hour? python benchmarks/s5.py
 
 The protocol was written down, and committed, before the runs. A first one of 3,000 steps, three minutes for the three
-arms, had taught none of them more than the first product; this one has ten times the steps, and nothing else is changed.
+arms, had taught none of them more than the first product. This one has ten times the steps; all else is the same.
 
 Task. `minilooped.data.permutations`: 6 permutations of 5 things, the product so far asked for at each. A batch of 64,
 drawn anew in every step. To answer at place t takes t - 1 products out of a table of 14,400.
