@@ -1,15 +1,16 @@
 """Do two cores learn the word problem of S5 in half an hour? python benchmarks/s5.py
 
-The protocol was written down, and committed, before the runs. Nothing in it was changed to suit a result.
+The protocol was written down, and committed, before the runs. A first one of 3,000 steps, three minutes for the three
+arms, had taught none of them more than the first product. This one has ten times the steps; all else is the same.
 
 Task. `minilooped.data.permutations`: 6 permutations of 5 things, the product so far asked for at each. A batch of 64,
 drawn anew in every step. To answer at place t takes t - 1 products out of a table of 14,400.
 Models. Rule `factored` with l_ref = 2, width 128, 4 heads, SwiGLU, a head of its own, init_std = width^(-1/2). Two
 blocks once, the same in three loops, six blocks once.
-Training. 3000 steps. AdamW (0.9, 0.95) at learning rate 2e-3, weight decay 0.1, clipping at 1, 50 steps of warm-up,
+Training. 30,000 steps. AdamW (0.9, 0.95) at learning rate 2e-3, weight decay 0.1, clipping at 1, 50 steps of warm-up,
 flat, the last third down in a line to a tenth. bfloat16 products, one thread. Seed 1 alone, the learning rate tuned for
 no arm: this asks whether the task is learned at all.
-Recorded. Every 500 steps, on 512 sequences that are the same for all runs, in float32: the share of right answers at
+Recorded. Every 2,500 steps, on 512 sequences that are the same for all runs, in float32: the share of right answers at
 places 1 to 6. A run that was stopped goes on where it was.
 """
 
@@ -25,13 +26,13 @@ from minilooped.model import LoopedConfig, LoopedGPT, evaluating
 from minilooped.provenance import record
 from minilooped.train import NextLoss, TrainConfig, learning_rate, train_step
 
-LENGTH, EVERY = 6, 500
+LENGTH, EVERY = 6, 2500
 MODEL = LoopedConfig(
     vocab_size=120, block_size=LENGTH, n_layer=2, n_head=4, n_embd=128, init_std=128**-0.5, l_ref=2,
     tie_embeddings=False,
 )  # fmt: skip
 TRAIN = TrainConfig(
-    max_steps=3000, batch_size=64, schedule="wsd", lr=2e-3, warmup_steps=50, decay_steps=1000, weight_decay=0.1,
+    max_steps=30_000, batch_size=64, schedule="wsd", lr=2e-3, warmup_steps=50, decay_steps=10_000, weight_decay=0.1,
     dtype="bfloat16", threads=1,
 )  # fmt: skip
 ARMS = {"2 x 1": MODEL, "2 x 3": replace(MODEL, n_loop=3), "6 x 1": replace(MODEL, n_layer=6)}

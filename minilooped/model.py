@@ -291,8 +291,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             mask = torch.full((T, S), -torch.inf, dtype=q.dtype).triu(S - T + 1)
             score = torch.baddbmm(mask, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.shape[-1] ** -0.5)  # (B*H, T, S)
             return (score.softmax(dim=-1) @ v.flatten(0, 1)).view_as(q)
-    if T == S:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if T in (1, S):  # the last position sees all, so it needs no mask
+        return F.scaled_dot_product_attention(q, k, v, is_causal=T == S)
     mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 

@@ -1,6 +1,7 @@
 """The benchmark beside the peers: its arithmetic, its targets, its record and the page made from it."""
 
 import json
+import os
 import runpy
 import time
 from dataclasses import replace
@@ -112,6 +113,18 @@ def test_resident_memory_rises_by_what_is_allocated(bench):
     before = bench.resident_peak()
     held = torch.ones(int(before + 64) * 2**18)  # MiB of float32, beyond any earlier peak
     assert 60 < bench.resident_peak() - before < held.nbytes / 2**20 + 64
+
+
+@pytest.mark.parametrize("whole, compiled", [(True, ["LoopedGPT"]), (False, ["Block", "Block"])])
+def test_compiling_costs_what_a_first_step_takes_beyond_a_second_children_included(
+    bench, small, monkeypatch, whole, compiled
+):
+    parts, used = [], iter([0, 9, 9, 11, 11, 16, 16, 18])  # before and after each of four steps
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part: parts.append(type(part).__name__))
+    # User and system time, the same of ended children, and the wall clock, which does not count.
+    monkeypatch.setattr(os, "times", lambda: (0, 0, 1, next(used), -5))
+    assert bench.seconds_to_compile(whole, 1, 3) == [9 - 2, 5 - 2]
+    assert parts == compiled
 
 
 # -- peers, record and page --------------------------------------------------------------------------------------------
