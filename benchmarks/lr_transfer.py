@@ -23,8 +23,8 @@ factors of two can tell from none. About an hour; a sweep that was stopped goes 
 
 Many loops: the same model and training, with one block and R_0 = 1 (`embed_norm`), the setting of Theorem 2. Rules
 `inverse`, `sqrt` and `none`, N = 1, 8, 32, learning rates 4, 8, ..., 64 thousandths, seeds 1, 2, 3, reported as above.
-Loop counts and learning rates were chosen after a look at seed 9, N = 1 and 32, `none` and `inverse`; after that nothing
-was changed. Forty minutes.
+Loop counts and learning rates were chosen after a look at seed 9, N = 1 and 32, `none` and `inverse`; after that
+nothing was changed. Forty minutes.
 
 The regression is `sweep.Regression` with one block, N = 1, 2, 4, 8, 16, the same three rules and learning rates, and
 four seeds: a few minutes. Its decaying learning rate was chosen after a look at constant ones, whose last losses are
