@@ -32,7 +32,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .data import Tokenizer, refuse_links, tokenizer_from_spec, writing
+from .data import Tokenizer, tokenizer_from_spec
+from .files import refuse_links, writing
 from .model import LoopedConfig, LoopedGPT
 
 T = TypeVar("T")

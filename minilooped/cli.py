@@ -336,7 +336,7 @@ def eval_(argv: list[str]) -> int:
     import tyro
 
     from .checkpoint import find_run, load_model, read_config
-    from .data import write_atomically
+    from .files import write_atomically
     from .provenance import provenance
     from .train import pick_device
 
@@ -384,7 +384,7 @@ def eval_(argv: list[str]) -> int:
         rows += scores(lm, tasks, asked.limit)
         if asked.out is not None:
             record = dict(provenance=source, model=asdict(model.config), scores=[row._asdict() for row in rows])
-            write_atomically(asked.out, (json.dumps(record, indent=1) + "\n").encode("utf-8"))
+            write_atomically(asked.out, json.dumps(record, indent=1) + "\n")
     print(table(rows))
     if asked.limit is not None:
         print(f"Only the first {asked.limit} documents of each task count here.")

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .data import Tokenizer
+from .files import in_a_line
 from .model import LoopedGPT, at_least_float32, evaluating
-from .shards import in_a_line
 
 try:
     from lm_eval.api.model import TemplateLM

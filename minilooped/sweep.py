@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .data import BatchStream, Corpus, eval_windows, load_corpus
+from .files import write_atomically
 from .model import LoopedConfig, LoopedGPT, Row, rms_norm
 from .provenance import differences, provenance
 from .train import (
@@ -225,13 +227,12 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[Trial, float]]:
 
 
 def _write(path: Path, head: Mapping[str, Any], losses: Losses) -> None:
-    new = path.with_name(path.name + ".new")
-    with open(new, "w", encoding="utf-8", newline="") as file:
-        file.write(f"# {json.dumps(head)}\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
-    new.replace(path)
+    text = StringIO(newline="")
+    text.write(f"# {json.dumps(head)}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
+    write_atomically(path, text.getvalue())
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -57,9 +57,8 @@ from .data import (
     eval_windows,
     load_corpus,
     tokenizer_from_spec,
-    write_atomically,
-    writing,
 )
+from .files import write_atomically, writing
 from .model import LoopedConfig, LoopedGPT, evaluating
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -839,12 +838,11 @@ def write_log(path: Path, rows: list[dict[str, float | None]], mode: Literal["w"
     if mode == "w":
         writer.writeheader()
     writer.writerows(rows)
-    content = text.getvalue().encode("utf-8")
     if mode == "w":
-        write_atomically(path, content)
+        write_atomically(path, text.getvalue())
         return
-    with writing(path, KEPT), open(path, "ab") as file:
-        file.write(content)
+    with writing(path, KEPT), open(path, "a", encoding="utf-8", newline="") as file:
+        file.write(text.getvalue())
 
 
 def read_log(path: Path) -> list[dict[str, float | None]]:
