@@ -45,18 +45,17 @@ About twelve minutes of CPU time in all; what was run already is not run again.
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
 
 from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import differences, provenance
+from minilooped.provenance import RESULTS, differences, provenance
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
-OUT = Path(__file__).parents[1] / "data" / "results" / "expert_choice.jsonl"
+OUT = RESULTS / "expert_choice.jsonl"
 MODEL = LoopedConfig(
     block_size=64, n_layer=2, n_loop=6, n_head=4, n_embd=64, n_inner=88, init_std=64**-0.5, tie_embeddings=False,
     rule="loom", reinject=True, loop_residual=0.5, loop_end_norm=True, n_expert=8, top_k=2, gate="sigmoid",

@@ -18,18 +18,17 @@ two standard errors (`toy.fit_exponent`). About three minutes of one core; what 
 import json
 from dataclasses import asdict, replace
 from itertools import product
-from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
 
 from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import differences, provenance
+from minilooped.provenance import RESULTS, differences, provenance
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
-OUT = Path(__file__).parents[1] / "data" / "results" / "kappa.jsonl"
+OUT = RESULTS / "kappa.jsonl"
 RULES, R_ALL, SEEDS, LR = ("none", "factored", "deepnorm", "deeploop"), (2, 4, 8, 16), (1, 2, 3), 8e-3
 MEASURED_AT = (0, 10, 20, 40)  # steps
 TASK = LanguageModel(

@@ -40,18 +40,17 @@ About 20 minutes of one CPU core; a run that was stopped goes on where it was.
 import json
 import math
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
 
 from minilooped import probes
 from minilooped.ablation import ARMS, Run, assembled
-from minilooped.provenance import provenance
+from minilooped.provenance import RESULTS, provenance
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
-OUT = Path(__file__).parents[1] / "data" / "results" / "loom.json"
+OUT = RESULTS / "loom.json"
 TRAINING = TrainConfig(
     max_steps=120, batch_size=8, schedule="wsd", warmup_steps=12, decay_steps=40, weight_decay=0.1, dtype="float32",
     threads=1,

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from itertools import product
 
 import torch
-from loom_loops import RESULTS, record
 
 from minilooped.plan import memory
 from minilooped.presets import PRESETS
+from minilooped.provenance import RESULTS, record
 from minilooped.widgets import PLANNED
 
 

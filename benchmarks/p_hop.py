@@ -28,11 +28,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from loom_loops import RESULTS, record
 
 from minilooped.data import Task, baselines, p_hop
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.probes import accuracy_by_loop
+from minilooped.provenance import RESULTS, record
 from minilooped.train import NextLoss, TrainConfig, evaluate, learning_rate, loops_of_step, train_step
 
 PATH = RESULTS / "p_hop.json"

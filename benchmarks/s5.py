@@ -18,11 +18,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from loom_loops import RESULTS
 
 from minilooped.data import Task, baselines, permutations
 from minilooped.model import LoopedConfig, LoopedGPT, evaluating
-from minilooped.provenance import record
+from minilooped.provenance import RESULTS, record
 from minilooped.train import NextLoss, TrainConfig, learning_rate, train_step
 
 LENGTH, EVERY = 6, 500

@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 
 from . import ablation, probes, sweep, toy
+from .files import write_atomically
 from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
+from .provenance import RESULTS
 from .train import NextLoss, train_step
 
 Tier = Literal["seconds", "minutes", "gpu"]
@@ -317,7 +319,7 @@ def learning_rate_factor() -> dict[str, Measured]:
 
 
 # A sweep of an hour, recorded by `python benchmarks/lr_transfer.py language_model` under a protocol written before it.
-SWEEP = Path(__file__).parents[1] / "data" / "results" / "lr_transfer.csv"
+SWEEP = RESULTS / "lr_transfer.csv"
 SWEPT = "recorded sweep (chapter 5): d = 64, 150 steps on the embedded text, 6 learning rates, 3 seeds; "
 
 
@@ -448,7 +450,7 @@ def alignment() -> dict[str, Measured]:
 
 
 # A comparison recorded by `python benchmarks/deeploop.py` under a protocol written before it.
-COMPARISON = Path(__file__).parents[1] / "data" / "results" / "deeploop.csv"
+COMPARISON = RESULTS / "deeploop.csv"
 COMPARED = (
     "recorded comparison (chapter 6): 2 blocks, d = 64, 120 steps on the embedded text, best of 3 or 4 learning rates, "
     "3 seeds"
@@ -512,7 +514,7 @@ def blow_up_past_1000() -> dict[str, Measured]:
 
 
 # The ablation of chapter 8, recorded by `python benchmarks/loom.py` under a protocol written before it.
-ABLATION = Path(__file__).parents[1] / "data" / "results" / "loom.json"
+ABLATION = RESULTS / "loom.json"
 ABLATED = "recorded runs (chapter 8): 2 blocks in 6 loops, d = 64, 120 steps on the embedded text, 3 seeds; "
 
 
@@ -614,7 +616,7 @@ def chance_of_agreement() -> dict[str, Measured]:
 
 
 # Runs of minutes, recorded by `python benchmarks/expert_choice.py` under a protocol written before them.
-CHOICES = Path(__file__).parents[1] / "data" / "results" / "expert_choice.jsonl"
+CHOICES = RESULTS / "expert_choice.jsonl"
 CHOSEN = (
     "recorded runs (chapter 7): d = 64, 2 blocks in 6 loops, 8 experts, 2 for a token, 100 steps on the embedded text, "
     "3 seeds"
@@ -719,7 +721,10 @@ def segment_time() -> dict[str, Measured]:
     return {"time with segments over time without": over_seeds(times["cut"] / times["whole"])}
 
 
-SEGMENTS = SWEEP.with_name("segments.json")
+# Of chapter 9, by the script of the same name in benchmarks/.
+SEGMENTS, SEGMENT_MEMORY, LOOM_LOOPS = (
+    RESULTS / f"{name}.json" for name in ("segments", "segment_memory", "loom_loops")
+)
 
 
 def segments_trained() -> dict[str, Measured]:
@@ -740,7 +745,7 @@ def segments_trained() -> dict[str, Measured]:
 
 def segment_peak() -> dict[str, Measured]:
     """What a fresh process grows by at 12 loops, with segments over without."""
-    rows = json.loads(SEGMENTS.with_name("segment_memory.json").read_text(encoding="utf-8"))["runs"]
+    rows = json.loads(SEGMENT_MEMORY.read_text(encoding="utf-8"))["runs"]
     cut, ordinary = (
         torch.tensor([row["peak"] for row in rows if (row["way"], row["n_loop"]) == (way, 12)], dtype=torch.float64)
         for way in ("segments", "ordinary backprop")
@@ -750,7 +755,7 @@ def segment_peak() -> dict[str, Measured]:
 
 def any_loops(arm: str) -> dict[int, list[dict]]:
     """The recorded runs of one arm of benchmarks/loom_loops.py, in the order of their seeds, by loop count."""
-    runs = json.loads(SEGMENTS.with_name("loom_loops.json").read_text(encoding="utf-8"))["runs"]
+    runs = json.loads(LOOM_LOOPS.read_text(encoding="utf-8"))["runs"]
     return {n: [run for run in runs if (run["arm"], run["n_loop"]) == (arm, n)] for n in (1, 3, 6, 9, 12)}
 
 
@@ -779,8 +784,7 @@ def naive_trained() -> dict[str, Measured]:
 
 
 # Chapter 11. Recorded by how_many_loops.py, p_hop.py and p_hop_long.py in benchmarks/.
-LOOPS = SWEEP.with_name("how_many_loops.json")
-HOPS, LONGER_HOPS = SWEEP.with_name("p_hop.json"), SWEEP.with_name("p_hop_long.json")
+LOOPS, HOPS, LONGER_HOPS = (RESULTS / f"{name}.json" for name in ("how_many_loops", "p_hop", "p_hop_long"))
 
 
 def recorded(path: Path, chosen: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> dict[int, float]:
@@ -1515,9 +1519,7 @@ def record(folder: Path, results: Results, source: dict[str, Any]) -> None:
     ledger = {id: ledger[id] for id in CLAIMS if id in ledger}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("claims.json", json.dumps(ledger, indent=1) + "\n"), ("claims.md", page(ledger))):
-        new = folder / f"{name}.new"
-        new.write_text(text, encoding="utf-8")
-        new.replace(folder / name)
+        write_atomically(folder / name, text)
 
 
 def page(ledger: Ledger) -> str:

@@ -11,11 +11,16 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
+
+from .files import write_atomically
+
+RESULTS = Path(__file__).parents[1] / "data" / "results"  # of a checkout; an installed wheel has none
 
 
 def provenance(made_by: str) -> dict[str, str | int | None]:
@@ -28,7 +33,7 @@ def provenance(made_by: str) -> dict[str, str | int | None]:
     return dict(
         made_by=made_by,
         date=date.today().isoformat(),
-        commit=_first_line("git", "describe", "--always", "--exclude=*", "--dirty=+"),
+        commit=_commit(),
         python=platform.python_version(),
         torch=str(torch.__version__),
         cpu=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
@@ -37,6 +42,12 @@ def provenance(made_by: str) -> dict[str, str | int | None]:
         driver=_first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         threads=torch.get_num_threads(),
     )
+
+
+@cache
+def _commit() -> str | None:
+    """That of the code as this process found it: the results that it then writes into the checkout do not count."""
+    return _first_line("git", "describe", "--always", "--exclude=*", "--dirty=+")
 
 
 def _first_line(*command: str) -> str | None:
@@ -87,11 +98,12 @@ def record(
     if differing := differences(stored["settings"], settings):
         raise ValueError(f"{path} was recorded with other settings ({differing}): move it away first")
     missing = [run for run in runs if not any(run.items() <= row.items() for row in stored["runs"])]
-    if missing:
-        now = provenance(made_by or f"python benchmarks/{path.stem}.py")
-        known = [stored.setdefault("provenance", now), *stored.get("extended", [])]
-        if not any(now | dict(date=earlier["date"]) == earlier for earlier in known):
-            stored.setdefault("extended", []).append(now)
+    if not missing:
+        return True
+    now = provenance(made_by or f"python benchmarks/{path.stem}.py")
+    known = [stored.setdefault("provenance", now), *stored.get("extended", [])]
+    if not any(now | dict(date=earlier["date"]) == earlier for earlier in known):
+        stored.setdefault("extended", []).append(now)
     for run in tqdm(missing, desc=path.stem, unit="run"):
         if until is not None and time.monotonic() >= until:
             return False
@@ -100,9 +112,7 @@ def record(
         head = "".join(f'"{name}": {json.dumps(stored[name])},\n' for name in head)
         rows = ",\n".join(json.dumps(row) for row in stored["runs"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(f'{{{head}"runs": [\n{rows}\n]}}\n', encoding="utf-8")
-        new.replace(path)
+        write_atomically(path, f'{{{head}"runs": [\n{rows}\n]}}\n')
     return True
 
 

@@ -44,12 +44,12 @@ def test_a_kill_while_the_file_is_written_loses_one_run(tmp_path, monkeypatch):
     record(path, {}, RUNS[:1], lambda **run: {})
     before = path.read_bytes()
 
-    def cut_short(self, text, **options):
-        with open(self, "w", **options) as file:
-            file.write(text[:20])
+    def cut_short(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:20])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pathlib.Path.write_text", cut_short)
+    monkeypatch.setattr("pathlib.Path.write_bytes", cut_short)
     with pytest.raises(KeyboardInterrupt):
         record(path, {}, RUNS, lambda **run: {})
     assert path.read_bytes() == before
@@ -106,6 +106,17 @@ def test_provenance_names_the_gpu_its_cuda_and_its_driver(tmp_path, monkeypatch)
     program.write_text("#!/bin/sh\necho 580.1\necho 580.1\n", encoding="utf-8")
     program.chmod(0o755)
     assert provenance("")["driver"] == "580.1"
+
+
+def test_the_commit_is_that_of_the_start_and_none_outside_a_checkout(tmp_path, monkeypatch):
+    commit = provenance("this")["commit"]
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert provenance("this")["commit"] == commit  # whatever this process has written since
+    module._commit.cache_clear()
+    try:
+        assert provenance("this")["commit"] is None
+    finally:
+        module._commit.cache_clear()
 
 
 def test_gpu_results_by_step_or_none(tmp_path):
