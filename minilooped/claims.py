@@ -616,7 +616,7 @@ def chance_of_agreement() -> dict[str, Measured]:
 
 
 # Runs of minutes, recorded by `python benchmarks/expert_choice.py` under a protocol written before them.
-CHOICES = RESULTS / "expert_choice.jsonl"
+CHOICES = RESULTS / "expert_choice.json"
 CHOSEN = (
     "recorded runs (chapter 7): d = 64, 2 blocks in 6 loops, 8 experts, 2 for a token, 100 steps on the embedded text, "
     "3 seeds"
@@ -625,7 +625,7 @@ CHOSEN = (
 
 def recorded_choices(arm: str) -> list[dict[str, Any]]:
     """The runs of an arm with 8 experts, a seed each. Agreements by the step, as a string."""
-    _, *runs = map(json.loads, CHOICES.read_text(encoding="utf-8").splitlines())
+    runs = json.loads(CHOICES.read_text(encoding="utf-8"))["runs"]
     return [
         run | {"agreement": {step: probes.Agreement.restored(a) for step, a in run["agreement"].items()}}
         for run in runs

@@ -65,16 +65,22 @@ OFF = (None, False, "fixed")  # how switches say that they change nothing
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
     """Names and values of the settings in `now` that `stored` has otherwise; "" where they agree.
 
-    A switch that came after the recording agrees as long as it is off.
+    What came after the recording agrees if it is a switch that is off, or settings of their own, as those of a new arm.
     """
     found = []
     for name, value in now.items():
         before = stored.get(name)
         if isinstance(value, dict) and isinstance(before, dict):
             found.append(differences(before, value, f"{prefix}{name}."))
-        elif before != value and not (name not in stored and value in OFF):
+        elif before != value and not (name not in stored and (value in OFF or isinstance(value, dict))):
             found.append(f"{prefix}{name} was {before!r} and is now {value!r}")
     return "; ".join(filter(None, found))
+
+
+def _grown(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored settings, and beside them those in `now` that are new."""
+    both = {name: _grown(stored[name], value) for name, value in now.items() if isinstance(stored.get(name), dict)}
+    return {**now, **stored, **both}
 
 
 def record(
@@ -90,8 +96,9 @@ def record(
 
     made_by: the command, for the provenance; None: python benchmarks/NAME.py for a file NAME.json. until: the time by
     `time.monotonic` from which on no further run is begun. Returns whether all runs are there. Runs that are added
-    later, by other code or on another machine, have their provenance under "extended". A kill loses one run at most.
-    Raises ValueError for a file of other settings, and leaves it as it was.
+    later, by other code or on another machine, have their provenance under "extended". Arms may be added to the
+    settings at any time. A kill loses one run at most. Raises ValueError for a file of other settings, and leaves it as
+    it was.
     """
     settings = json.loads(json.dumps(settings))
     stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(settings=settings, runs=[])
@@ -100,6 +107,7 @@ def record(
     missing = [run for run in runs if not any(run.items() <= row.items() for row in stored["runs"])]
     if not missing:
         return True
+    stored["settings"] = _grown(stored["settings"], settings)
     now = provenance(made_by or f"python benchmarks/{path.stem}.py")
     known = [stored.setdefault("provenance", now), *stored.get("extended", [])]
     if not any(now | dict(date=earlier["date"]) == earlier for earlier in known):

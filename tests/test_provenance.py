@@ -1,13 +1,19 @@
 """Recorded results: what is made is kept, nothing is made twice, and the file says where each run comes from."""
 
 import json
+import runpy
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from minilooped import provenance as module
 from minilooped.provenance import differences, gpu_results, provenance, record
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+# The scripts that record run by run, but for reliability.py, which draws its runs, and gpu.py, which waits for a GPU.
+SCRIPTS = [path for path in sorted(BENCHMARKS.glob("*.py")) if " record(RESULTS" in path.read_text(encoding="utf-8")]
 
 RUNS = [dict(arm=arm, seed=seed) for seed in (1, 2) for arm in ("a", "b")]
 
@@ -53,6 +59,17 @@ def test_a_kill_while_the_file_is_written_loses_one_run(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         record(path, {}, RUNS, lambda **run: {})
     assert path.read_bytes() == before
+
+
+def test_arms_may_be_added_and_not_changed(tmp_path):
+    path, few = tmp_path / "mine.json", dict(width=8, arms=dict(a=dict(lr=1)))
+    record(path, few, RUNS[:1], lambda **run: {})
+    more = dict(width=8, arms=dict(b=dict(lr=2)))
+    record(path, more, RUNS[:2], lambda **run: {})
+    assert content(path)["settings"] == dict(width=8, arms=dict(a=dict(lr=1), b=dict(lr=2)))
+    for arm in ("a", "b"):
+        with pytest.raises(ValueError, match=rf"arms\.{arm}\.lr was . and is now 3"):
+            record(path, dict(width=8, arms={arm: dict(lr=3)}), RUNS, lambda **run: {})
 
 
 def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
@@ -134,3 +151,13 @@ def test_a_switch_that_came_after_a_recording_agrees_while_it_is_off():
         "model.recompute was None and is now True"
     )
     assert differences(dict(model=dict(recompute=True)), dict(model=dict(recompute=False)))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_finds_all_its_runs_recorded_with_the_settings_that_it_has_now(script, monkeypatch):
+    def nothing_to_do(made_by):
+        raise AssertionError("a run is missing")
+
+    monkeypatch.setattr(module, "provenance", nothing_to_do)
+    monkeypatch.syspath_prepend(BENCHMARKS)  # they import each other
+    runpy.run_path(str(script), run_name="__main__")
