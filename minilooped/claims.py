@@ -476,17 +476,7 @@ NAIVE = replace(
     SMALL, rule="none", n_layer=10, n_expert=8, top_k=2, mlp="gelu", n_inner=64, gate="sigmoid", moe_out_norm=True
 )
 # A few numbers small enough to see, with every part of LOOM.
-LOOM = replace(
-    NAIVE,
-    rule="loom",
-    n_layer=2,
-    n_loop=9,
-    tie_embeddings=False,
-    reinject=True,
-    loop_residual=0.5,
-    loop_end_norm=True,
-    router="per_loop",
-)
+LOOM = ablation.assembled(ablation.PARTS, replace(NAIVE, n_layer=2, n_loop=9, tie_embeddings=False))
 
 
 def variances(n_loops: Sequence[int], **changes: object) -> Tensor:
