@@ -113,6 +113,11 @@ def exactly(value: float) -> Measured:
     return Measured(float(value), float(value), float(value))
 
 
+def recorded_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs in a file that `provenance.record` wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))["runs"]
+
+
 def over_seeds(values: Tensor) -> Measured:
     """Mean of the values (S,) and its 95 % interval by Student's t: `ablation.interval`."""
     mean, half = ablation.interval(values)
@@ -615,10 +620,9 @@ CHOSEN = (
 
 def recorded_choices(arm: str) -> list[dict[str, Any]]:
     """The runs of an arm with 8 experts, a seed each. Agreements by the step, as a string."""
-    runs = json.loads(CHOICES.read_text(encoding="utf-8"))["runs"]
     return [
         run | {"agreement": {step: probes.Agreement.restored(a) for step, a in run["agreement"].items()}}
-        for run in runs
+        for run in recorded_runs(CHOICES)
         if (run["arm"], run["n_expert"]) == (arm, 8)
     ]
 
@@ -719,23 +723,23 @@ SEGMENTS, SEGMENT_MEMORY, LOOM_LOOPS = (
 
 def segments_trained() -> dict[str, Measured]:
     """How much lower an update per segment ends, seed by seed, at the same batches and at the same updates."""
-    runs = json.loads(SEGMENTS.read_text(encoding="utf-8"))["runs"]
+    runs = recorded_runs(SEGMENTS)
     losses = {(run["arm"], run["batches"], run["seed"]): run["losses"][8] for run in runs}  # after loop 9
 
-    def lower(arm: str, batches: int) -> Measured:
+    def gain(arm: str, batches: int) -> Measured:
         seeds = [seed for name, n, seed in losses if (name, n) == (arm, batches) and seed > 0]
         gains = [losses[arm, batches, seed] - losses["step", 100, seed] for seed in seeds]
         return over_seeds(torch.tensor(gains, dtype=torch.float64))
 
     return {
-        "gain at the same batches, nats": lower("ordinary", 100),
-        "gain at the same text and updates, nats": lower("ordinary, thirds", 100),
+        "gain at the same batches, nats": gain("ordinary", 100),
+        "gain at the same text and updates, nats": gain("ordinary, thirds", 100),
     }
 
 
 def segment_peak() -> dict[str, Measured]:
     """What a fresh process grows by at 12 loops, with segments over without."""
-    rows = json.loads(SEGMENT_MEMORY.read_text(encoding="utf-8"))["runs"]
+    rows = recorded_runs(SEGMENT_MEMORY)
     cut, ordinary = (
         torch.tensor([row["peak"] for row in rows if (row["way"], row["n_loop"]) == (way, 12)], dtype=torch.float64)
         for way in ("segments", "ordinary backprop")
@@ -745,7 +749,7 @@ def segment_peak() -> dict[str, Measured]:
 
 def any_loops(arm: str) -> dict[int, list[dict]]:
     """The recorded runs of one arm of benchmarks/loom_loops.py, in the order of their seeds, by loop count."""
-    runs = json.loads(LOOM_LOOPS.read_text(encoding="utf-8"))["runs"]
+    runs = recorded_runs(LOOM_LOOPS)
     return {n: [run for run in runs if (run["arm"], run["n_loop"]) == (arm, n)] for n in (1, 3, 6, 9, 12)}
 
 
@@ -779,8 +783,7 @@ LOOPS, HOPS, LONGER_HOPS = (RESULTS / f"{name}.json" for name in ("how_many_loop
 
 def recorded(path: Path, chosen: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> dict[int, float]:
     """A value of the recorded runs that have these settings, by seed; seed 0 was for tuning only."""
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    return {run["seed"]: value(run) for run in runs if run["seed"] > 0 and chosen.items() <= run.items()}
+    return {run["seed"]: value(run) for run in recorded_runs(path) if run["seed"] > 0 and chosen.items() <= run.items()}
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Measured:

@@ -66,6 +66,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def _decode(self, ids: list[int]) -> str: ...
 
+    @property
+    def opening(self) -> str:
+        """What a text without a prompt goes on from: a line break, or the first character known."""
+        return "\n"
+
     def spec(self) -> dict[str, Any]:
         """All that :func:`tokenizer_from_spec` needs to rebuild this tokenizer; can be written as JSON."""
         return {"name": self.name, "hash": self.hash}
@@ -96,6 +101,10 @@ class CharTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return "".join(self.chars[i] for i in ids)
+
+    @property
+    def opening(self) -> str:
+        return "\n" if "\n" in self.chars else self.chars[0]
 
     def spec(self) -> dict[str, Any]:
         return super().spec() | {"chars": self.chars}

@@ -416,11 +416,9 @@ def sample(
 ) -> str:
     """The prompt and its continuation. The draw depends on `seed` alone and leaves torch's generators as they are.
 
-    prompt None: a line break, or the tokenizer's first character where it knows no line break.
+    prompt None: the tokenizer's `opening`.
     """
-    if prompt is None:
-        known = getattr(tokenizer, "chars", "\n")  # byte pairs spell every text, characters only their own
-        prompt = "\n" if "\n" in known else known[0]
+    prompt = tokenizer.opening if prompt is None else prompt
     if not prompt:
         raise ValueError("the prompt is empty: give at least one character")
     device = model.wte.weight.device
