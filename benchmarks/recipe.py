@@ -129,7 +129,7 @@ def main(options: Options) -> None:
 
     rows = []
 
-    def record(name: str, seed: int, n_steps: int, parameters: int, loss: float, seconds: float) -> None:
+    def add_row(name: str, seed: int, n_steps: int, parameters: int, loss: float, seconds: float) -> None:
         rows.append(dict(name=name, seed=seed, steps=n_steps, parameters=parameters, loss=loss, cpu_seconds=seconds))
         print(
             f"{name:16} seed {seed}  {n_steps} steps  {parameters:,} parameters  {seconds:.0f} s  {loss:.4f}",
@@ -140,12 +140,12 @@ def main(options: Options) -> None:
         nanogpt = NanoGPT(options.nanogpt, seed, options.steps)
         seconds = cpu_seconds(lambda nanogpt=nanogpt: nanogpt.run(options.steps))
         parameters = sum(parameter.numel() for parameter in nanogpt.model.parameters())
-        record("nanoGPT", seed, options.steps, parameters, nanogpt.validation_loss(), seconds)
+        add_row("nanoGPT", seed, options.steps, parameters, nanogpt.validation_loss(), seconds)
         for name, model in contenders.items():
             began = time.process_time()
             result = ours(model, preset.train, steps[name], seed)
             seconds = time.process_time() - began  # with the validation, which nanoGPT's figure leaves out
-            record(name, seed, steps[name], result.model.num_params(), result.val_loss, seconds)
+            add_row(name, seed, steps[name], result.model.num_params(), result.val_loss, seconds)
 
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
