@@ -1,18 +1,18 @@
 """The package is built from the bottom up: a module imports what stands before it, and nothing after it."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import minilooped
+
 ROOT = Path(__file__).parents[1]
 
-# From the ground upwards. A new module goes where all that it imports stands before it.
-ORDER = (
-    "model", "modeling_minilooped", "toy", "files", "provenance", "data", "shards", "checkpoint", "ablation", "plots",
-    "train", "presets", "plan", "export", "harness", "sweep", "probes", "claims", "checks", "widgets", "cli",
-)  # fmt: skip
+# As the package itself lists them. A new module goes where all that it imports stands before it.
+ORDER = re.findall(r"^    (\w+)  ", minilooped.__doc__, re.MULTILINE)
 
 
 def imports(path: Path) -> set[str]:
