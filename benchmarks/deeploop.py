@@ -25,15 +25,13 @@ learning rate of the mean over seeds, and the differences seed by seed. About fi
 was stopped goes on where it was.
 """
 
-from pathlib import Path
-
 import torch
 
 from minilooped.model import LoopedConfig
+from minilooped.provenance import RESULTS
 from minilooped.sweep import LanguageModel, curve, grid, sweep
 from minilooped.train import TrainConfig
 
-RESULTS = Path(__file__).parents[1] / "data" / "results"
 RULES, R_ALL, SEEDS = ("none", "factored", "deepnorm", "deeploop"), (1, 3, 8), (1, 2, 3)
 LRS = (4e-3, 8e-3, 16e-3)
 TASK = LanguageModel(

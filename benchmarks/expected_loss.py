@@ -17,10 +17,10 @@ import time
 from dataclasses import asdict, replace
 
 import torch
-from loom_loops import RESULTS, record
 
 from minilooped.model import LoopedGPT
 from minilooped.presets import PRESETS
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 

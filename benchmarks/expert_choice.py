@@ -40,23 +40,21 @@ independent routers had ended lower than a shared one in all three seeds, by 0.0
                                    tenth of the learning rate. Copies that drift come apart less; does the loss mind?
     frozen routers, both           32 experts, seeds 4, 5, 6 as well: asked when the gap had stood in six seeds of
                                    trained routers, and three of frozen ones, 0.006 nats, had not told which it is.
-About twelve minutes of CPU time in all; what was run already is not run again.
+About twelve minutes of CPU time in all; what was run already is not run again. A run with a `commit` of its own was
+added later, by that code.
 """
 
-import json
 from dataclasses import asdict, replace
-from pathlib import Path
+from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import differences, provenance
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
-OUT = Path(__file__).parents[1] / "data" / "results" / "expert_choice.jsonl"
 MODEL = LoopedConfig(
     block_size=64, n_layer=2, n_loop=6, n_head=4, n_embd=64, n_inner=88, init_std=64**-0.5, tie_embeddings=False,
     rule="loom", reinject=True, loop_residual=0.5, loop_end_norm=True, n_expert=8, top_k=2, gate="sigmoid",
@@ -91,7 +89,7 @@ RUNS += [(CONTROLS[2], 8, seed) for seed in (1, 2, 3)]
 RUNS += [(arm, 32, seed) for seed in (4, 5, 6) for arm in CONTROLS[:2]]
 
 
-def one_run(arm: str, n_expert: int, seed: int) -> dict:
+def measure(arm: str, n_expert: int, seed: int) -> dict[str, Any]:
     config = replace(MODEL, n_expert=n_expert, **ARMS[arm])
     task = LanguageModel(config, TRAIN, eval_every_nth=8)
     idx = torch.cat([x for x, _ in task.windows[::8]])  # (32, T)
@@ -107,36 +105,11 @@ def one_run(arm: str, n_expert: int, seed: int) -> dict:
         if step in MEASURED_AT:
             found[step] = probes.agreement(model, idx).stored()
     swapped = probes.swapped_routers(model, task.windows[::8]).tolist() if config.router == "per_loop" else None
-    return dict(
-        arm=arm, n_expert=n_expert, seed=seed, lr=trial.lr, val_loss=evaluate(model, task.windows), swapped=swapped,
-        agreement=found,
-    )  # fmt: skip
-
-
-def main() -> None:
-    """The file has the settings on its first line, and one run on each of the others.
-
-    The first line also has the commit of the runs that don't say their own.
-    """
-    commit = provenance("")["commit"]  # before this file's own first line makes the checkout differ from it
-    settings = json.loads(json.dumps(dict(model=asdict(MODEL), train=asdict(TRAIN), arms=ARMS)))
-    if not OUT.exists():
-        head = settings | dict(provenance=provenance("python benchmarks/expert_choice.py"))
-        OUT.write_text(json.dumps(head) + "\n", encoding="utf-8")
-    head, *runs = map(json.loads, OUT.read_text(encoding="utf-8").splitlines())
-    known = settings | dict(arms={name: settings["arms"].get(name) for name in head["arms"]})
-    if differing := differences(head, known):
-        raise SystemExit(f"{OUT} was made with other settings ({differing}): move it away")
-    if known != settings:  # arms were added
-        _, *lines = OUT.read_text(encoding="utf-8").splitlines(keepends=True)
-        OUT.write_text("".join([json.dumps(head | settings) + "\n", *lines]), encoding="utf-8")
-    done = [(run["arm"], run["n_expert"], run["seed"]) for run in runs]
-    for run in tqdm([run for run in RUNS if run not in done], unit="run"):
-        line = json.dumps(one_run(*run) | dict(commit=commit)) + "\n"
-        with open(OUT, "a", encoding="utf-8") as file:
-            file.write(line)
+    return dict(lr=trial.lr, val_loss=evaluate(model, task.windows), swapped=swapped, agreement=found)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    settings = dict(model=asdict(MODEL), train=asdict(TRAIN), arms=ARMS)
+    runs = [dict(arm=arm, n_expert=n_expert, seed=seed) for arm, n_expert, seed in RUNS]
+    record(RESULTS / "expert_choice.json", settings, runs, measure)

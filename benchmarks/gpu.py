@@ -90,7 +90,7 @@ from minilooped import plan, probes
 from minilooped.data import digest, load_corpus
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import LOOM_PARTS, PRESETS
-from minilooped.provenance import gpu_results, record
+from minilooped.provenance import RESULTS, gpu_results, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import (
     NextLoss,
@@ -107,7 +107,7 @@ from minilooped.train import (
 )
 
 Name = Literal["lr", "loom", "routers", "deeploop", "moe", "compute", "eager", "compiled", "memory"]
-RESULTS, TOY_RESULTS = Path(__file__).parents[1] / "data" / "results" / "gpu", Path("runs") / "gpu-toy"
+GPU_RESULTS, TOY_RESULTS = RESULTS / "gpu", Path("runs") / "gpu-toy"
 
 # -- the grids ---------------------------------------------------------------------------------------------------------
 
@@ -483,7 +483,7 @@ def main(options: Options) -> None:
         load_corpus(options.data)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
-    out = options.out or (TOY_RESULTS if options.toy else RESULTS)
+    out = options.out or (TOY_RESULTS if options.toy else GPU_RESULTS)
     steps: dict[str, Grid | Table] = grids(options.data, options.toy) | tables(options.toy)
 
     def rows(name: str) -> list[dict[str, Any]]:

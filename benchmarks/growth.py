@@ -6,15 +6,13 @@ scaling rules. Writes data/results/norm_growth.png and the numbers beside it.
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from minilooped import plots, probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import provenance
+from minilooped.provenance import RESULTS, provenance
 
-OUT = Path(__file__).parents[1] / "data" / "results"
 RULES, N_LOOPS, SEEDS = ("none", "sqrt", "inverse", "factored"), (1, 2, 4, 8, 16, 32, 64), (0, 1, 2)
 
 torch.set_num_threads(1)
@@ -24,10 +22,10 @@ config = LoopedConfig(
 growth = probes.norm_growth(config, RULES, N_LOOPS, seeds=SEEDS)
 ax = plots.norm_growth(N_LOOPS, growth)
 ax.set_title("4 blocks in a loop, untrained: tied updates add up like N")
-OUT.mkdir(parents=True, exist_ok=True)
-plots.save(ax, OUT / "norm_growth.png")
+RESULTS.mkdir(parents=True, exist_ok=True)
+plots.save(ax, RESULTS / "norm_growth.png")
 about = provenance("python benchmarks/growth.py") | dict(seeds=SEEDS, config=asdict(config))
 results = dict(provenance=about, n_loops=N_LOOPS, rms=growth)
-(OUT / "norm_growth.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+(RESULTS / "norm_growth.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 for rule, values in growth.items():
     print(f"{rule:10}", *(f"{value:8.2f}" for value in values))

@@ -38,11 +38,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from loom_loops import RESULTS, record
 
 from minilooped.model import LoopedConfig
 from minilooped.presets import LOOM_PARTS
 from minilooped.probes import loss_after_each_loop
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 

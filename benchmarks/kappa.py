@@ -15,21 +15,17 @@ DeepLoop's 1/2, DeepNorm's 1/4, or between them? gamma is the slope of log kappa
 two standard errors (`toy.fit_exponent`). About three minutes of one core; what was run already is not run again.
 """
 
-import json
 from dataclasses import asdict, replace
 from itertools import product
-from pathlib import Path
 
 import torch
-from tqdm.auto import tqdm
 
 from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import differences, provenance
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
-OUT = Path(__file__).parents[1] / "data" / "results" / "kappa.jsonl"
 RULES, R_ALL, SEEDS, LR = ("none", "factored", "deepnorm", "deeploop"), (2, 4, 8, 16), (1, 2, 3), 8e-3
 MEASURED_AT = (0, 10, 20, 40)  # steps
 TASK = LanguageModel(
@@ -41,33 +37,18 @@ TASK = LanguageModel(
 )  # fmt: skip
 
 
-def one_run(rule: str, R: int, seed: int) -> dict[str, object]:
+def measure(rule: str, R: int, seed: int) -> dict[str, list[float]]:
     text = TASK.windows[0][0][:4]  # (4, T)
     config = replace(TASK.model, rule=rule, n_layer=2, n_loop=R, vocab_size=TASK.corpus.tokenizer.vocab_size)
     found = [probes.kappa(probes.fresh(config, seed, (1, 1))[0], text)]
     for step, (model, _) in enumerate(TASK.training(Trial(rule, 2, R, LR, seed)), start=1):
         if step in MEASURED_AT:
             found.append(probes.kappa(model, text))
-    return dict(rule=rule, R=R, seed=seed, kappa=found)
-
-
-def main() -> None:
-    """The file has the settings on its first line, and one run on each of the others."""
-    settings = dict(model=asdict(TASK.model), train=asdict(TASK.train), lr=LR, steps=list(MEASURED_AT))
-    if not OUT.exists():
-        head = settings | dict(provenance=provenance("python benchmarks/kappa.py"))
-        OUT.write_text(json.dumps(head) + "\n", encoding="utf-8")
-    head, *runs = map(json.loads, OUT.read_text(encoding="utf-8").splitlines())
-    if differing := differences(head, settings):
-        raise SystemExit(f"{OUT} was made with other settings ({differing}): move it away")
-    done = [(run["rule"], run["R"], run["seed"]) for run in runs]
-    planned = [(rule, R, seed) for seed, rule, R in product(SEEDS, RULES, R_ALL)]
-    for run in tqdm([run for run in planned if run not in done], unit="run"):
-        line = json.dumps(one_run(*run)) + "\n"
-        with open(OUT, "a", encoding="utf-8") as file:
-            file.write(line)
+    return dict(kappa=found)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    settings = dict(model=asdict(TASK.model), train=asdict(TASK.train), lr=LR, steps=MEASURED_AT)
+    runs = [dict(rule=rule, R=R, seed=seed) for seed, rule, R in product(SEEDS, RULES, R_ALL)]
+    record(RESULTS / "kappa.json", settings, runs, measure)

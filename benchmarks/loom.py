@@ -37,21 +37,19 @@ dear for the machine that day.
 About 20 minutes of one CPU core; a run that was stopped goes on where it was.
 """
 
-import json
 import math
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from minilooped import probes
-from minilooped.ablation import ARMS, Run, assembled
-from minilooped.provenance import provenance
+from minilooped.ablation import ARMS, assembled, load
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
-OUT = Path(__file__).parents[1] / "data" / "results" / "loom.json"
+OUT = RESULTS / "loom.json"
 TRAINING = TrainConfig(
     max_steps=120, batch_size=8, schedule="wsd", warmup_steps=12, decay_steps=40, weight_decay=0.1, dtype="float32",
     threads=1,
@@ -63,7 +61,7 @@ FOLLOWERS = {"plain + re-injection": "plain", "plain + scaling + re-injection": 
 QUIET_LR = 4e-3
 
 
-def train(arm: str, lr: float, seed: int) -> Run:
+def measure(arm: str, lr: float, seed: int) -> dict[str, Any]:
     config = assembled(ARMS[arm])
     task = LanguageModel(config, TRAINING, eval_every_nth=8)
     trial, idx = Trial(config.rule, config.n_layer, config.n_loop, lr, seed), task.windows[0][0]  # idx: (B, T)
@@ -76,50 +74,32 @@ def train(arm: str, lr: float, seed: int) -> Run:
         val_loss = round(evaluate(model, task.windows), 5)
     except FloatingPointError:
         pass  # diverged: the loss stays infinite
-    return Run(arm, lr, seed, val_loss, losses, variances, EVERY)
+    return dict(val_loss=val_loss, losses=losses, variances=variances, every=EVERY)
 
 
-class Record:
-    """The result file. A run that is in it is not made again."""
+def val_loss(arm: str, lr: float, seed: int) -> float:
+    """Of a run that is made now, if it is not recorded yet."""
+    record(OUT, dict(training=asdict(TRAINING)), [dict(arm=arm, lr=lr, seed=seed)], measure)
+    return next(run.val_loss for run in load(OUT) if (run.arm, run.lr, run.seed) == (arm, lr, seed))
 
-    def __init__(self):
-        made = provenance("python benchmarks/loom.py") | dict(training=asdict(TRAINING))
-        self.content = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else dict(provenance=made, runs=[])
-        later = self.content.setdefault("extended", [])  # where runs come from that were added later
-        if made["commit"] not in [earlier["commit"] for earlier in (self.content["provenance"], *later)]:
-            later.append(made)
-        self.progress = tqdm(unit="run")
 
-    def loss(self, arm: str, lr: float, seed: int) -> float:
-        for run in self.content["runs"]:
-            if (run["arm"], run["lr"], run["seed"]) == (arm, lr, seed):
-                return run["val_loss"]
-        run = train(arm, lr, seed)
-        self.content["runs"].append(asdict(run))
-        new = OUT.with_name(OUT.name + ".new")
-        new.write_text(json.dumps(self.content) + "\n", encoding="utf-8")
-        new.replace(OUT)
-        self.progress.update()
-        return run.val_loss
-
-    def sought(self, arm: str) -> float:
-        """The learning rate with the lowest loss of seed 0, on a grid of factors of two."""
-        if arm in STALLED:
-            return min((1e-3 * 2**k for k in range(7)), key=lambda lr: self.loss(arm, lr, 0))
-        best = 8e-3
-        while True:
-            near = [best * factor for factor in (1, 0.5, 2) if 1e-3 <= best * factor <= 64e-3]
-            lower = min(near, key=lambda lr: self.loss(arm, lr, 0))
-            if lower == best:
-                return best
-            best = lower
+def sought(arm: str) -> float:
+    """The learning rate with the lowest loss of seed 0, on a grid of factors of two."""
+    if arm in STALLED:
+        return min((1e-3 * 2**k for k in range(7)), key=lambda lr: val_loss(arm, lr, 0))
+    best = 8e-3
+    while True:
+        near = [best * factor for factor in (1, 0.5, 2) if 1e-3 <= best * factor <= 64e-3]
+        lower = min(near, key=lambda lr: val_loss(arm, lr, 0))
+        if lower == best:
+            return best
+        best = lower
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    record = Record()
-    lrs = {arm: record.sought(arm) for arm in SEEKERS}
+    lrs = {arm: sought(arm) for arm in SEEKERS}
     for seed in (1, 2, 3):
         for arm, parts in ARMS.items():
             leader = arm if arm in SEEKERS else FOLLOWERS.get(arm, "full")
-            record.loss(arm, QUIET_LR if "quiet start" in parts else lrs[leader], seed)
+            val_loss(arm, QUIET_LR if "quiet start" in parts else lrs[leader], seed)

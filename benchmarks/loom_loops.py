@@ -26,18 +26,16 @@ core of an AMD EPYC, and no faster there. About 90 minutes; a run that was stopp
 
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from minilooped.presets import PRESETS
 from minilooped.probes import batch_bytes
-from minilooped.provenance import record
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 
-RESULTS = Path(__file__).parents[1] / "data" / "results"
 PRESET = PRESETS["shakespeare-moe"]
 TRAIN = replace(PRESET.train, dtype="float32")
 SIXTHS = replace(TRAIN, batch_size=2, max_steps=4800, warmup_steps=180, decay_steps=4620)

@@ -32,16 +32,15 @@ mostly noise: there the best learning rate of every rule jumps by an octave or t
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import tyro
 
 from minilooped.model import RULES, LoopedConfig
+from minilooped.provenance import RESULTS
 from minilooped.sweep import LanguageModel, Regression, grid, sweep
 from minilooped.train import TrainConfig
 
-RESULTS = Path(__file__).parents[1] / "data" / "results"
 LRS, SEEDS = [2e-3 * 2**k for k in range(6)], (1, 2, 3)
 WITHOUT_LR_FACTOR = "factored, one learning rate"
 TASK = LanguageModel(

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from itertools import product
 
 import torch
-from loom_loops import RESULTS, record
 
 from minilooped.plan import memory
 from minilooped.presets import PRESETS
+from minilooped.provenance import RESULTS, record
 from minilooped.widgets import PLANNED
 
 
@@ -26,7 +26,9 @@ def main() -> None:
     torch.set_num_threads(1)
     runs = [dict(zip((*PLANNED, "n_loop"), setting, strict=True)) for setting in product(*PLANNED.values(), (1, 2, 3))]
     runs = [run for run in runs if run["n_loop"] < 3 or run["recompute_loops"]]
-    settings = {preset: [asdict(part) for part in PRESETS[preset]] for preset in PLANNED["preset"]}
+    settings = {
+        preset: {name: asdict(part) for name, part in PRESETS[preset]._asdict().items()} for preset in PLANNED["preset"]
+    }
     record(RESULTS / "memory.json", settings, runs, measure)
 
 

@@ -28,12 +28,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from loom_loops import RESULTS, record
 
 from minilooped.data import Task, baselines, p_hop
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.probes import accuracy_by_loop
-from minilooped.train import NextLoss, TrainConfig, evaluate, learning_rate, loops_of_step, train_step
+from minilooped.provenance import RESULTS, record
+from minilooped.sweep import bare_training
+from minilooped.train import TrainConfig, evaluate
 
 PATH = RESULTS / "p_hop.json"
 HOPS, LETTERS, LENGTH = (1, 2, 4), 4, 33
@@ -64,28 +65,16 @@ def accuracies(model: LoopedGPT, n_loop: int) -> list[list[float]]:
     return [[round(value, 4) for value in row] for row in zip(*columns, strict=True)]
 
 
-def training(model_config: LoopedConfig, config: TrainConfig) -> Iterator[LoopedGPT]:
-    """The model after each step."""
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        model = LoopedGPT(model_config)
-    optimizer, generator = model.configure_optimizer(config.lr, config.weight_decay), torch.Generator()
-    generator.manual_seed(1000 + config.seed)  # not that of the held-out windows
-    for step in range(config.max_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config) * group["lr_scale"]
-        task, _ = draw(config.batch_size, generator=generator)
-        train_step(
-            NextLoss(model), optimizer, [task], autocast=partial(torch.autocast, "cpu"), grad_clip=config.grad_clip,
-            n_loop=loops_of_step(step, model_config.n_loop, config),
-        )  # fmt: skip
-        yield model
+def batches(seed: int) -> Iterator[Task]:
+    generator = torch.Generator().manual_seed(1000 + seed)  # not that of the held-out windows
+    while True:
+        yield draw(TRAIN.batch_size, generator=generator)[0]
 
 
 def measure(arm: str, seed: int) -> dict[str, Any]:
     model_config, config = ARMS[arm]
     along = []
-    for step, model in enumerate(training(model_config, replace(config, seed=seed)), start=1):
+    for step, (model, _) in enumerate(bare_training(model_config, replace(config, seed=seed), batches(seed)), start=1):
         if step % 100 == 0:
             along.append(accuracies(model, model_config.n_loop)[-1])
     return dict(

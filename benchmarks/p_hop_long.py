@@ -12,8 +12,9 @@ where it was.
 from dataclasses import asdict, replace
 
 import torch
-from loom_loops import RESULTS, record
 from p_hop import ARMS, LOOPED, TRAIN, measure
+
+from minilooped.provenance import RESULTS, record
 
 ARM = "2 x 3, long"
 ARMS[ARM] = LOOPED, replace(TRAIN, max_steps=1800, decay_steps=600)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -23,10 +23,11 @@ from bench import peer
 from torch import nn
 
 from minilooped.data import BatchStream, eval_windows, load_corpus
-from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.model import LoopedConfig
 from minilooped.presets import PRESETS
 from minilooped.provenance import provenance
-from minilooped.train import NextLoss, TrainConfig, pick_dtype, train, train_step
+from minilooped.sweep import bare_training
+from minilooped.train import TrainConfig, train
 
 NANOGPT_STEPS, WARMUP, PEAK, FLOOR = 2000, 100, 1e-3, 1e-4
 
@@ -98,16 +99,10 @@ def ours(model: LoopedConfig, training: TrainConfig, n_steps: int, seed: int):
 def ours_bare(model: LoopedConfig, training: TrainConfig) -> Callable[[int], None]:
     """A function that makes some training steps of a preset, without what a run has around them."""
     corpus = load_corpus("shakespeare")
-    network = LoopedGPT(replace(model, vocab_size=corpus.tokenizer.vocab_size))
-    optimizer = network.configure_optimizer(training.lr, training.weight_decay, optimizer=training.optimizer)
+    model = replace(model, vocab_size=corpus.tokenizer.vocab_size)
     stream = BatchStream(corpus.train, training.batch_size, model.block_size, seed=0)
-    autocast = partial(torch.autocast, "cpu", pick_dtype(torch.device("cpu"))[0])
-
-    def run(n_steps: int) -> None:
-        for _ in range(n_steps):
-            train_step(NextLoss(network), optimizer, [next(stream)], autocast=autocast, grad_clip=training.grad_clip)
-
-    return run
+    steps = bare_training(model, replace(training, device="cpu"), stream)
+    return lambda n_steps: next(islice(steps, n_steps - 1, None))
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
@@ -134,7 +129,7 @@ def main(options: Options) -> None:
 
     rows = []
 
-    def record(name: str, seed: int, n_steps: int, parameters: int, loss: float, seconds: float) -> None:
+    def add_row(name: str, seed: int, n_steps: int, parameters: int, loss: float, seconds: float) -> None:
         rows.append(dict(name=name, seed=seed, steps=n_steps, parameters=parameters, loss=loss, cpu_seconds=seconds))
         print(
             f"{name:16} seed {seed}  {n_steps} steps  {parameters:,} parameters  {seconds:.0f} s  {loss:.4f}",
@@ -145,12 +140,12 @@ def main(options: Options) -> None:
         nanogpt = NanoGPT(options.nanogpt, seed, options.steps)
         seconds = cpu_seconds(lambda nanogpt=nanogpt: nanogpt.run(options.steps))
         parameters = sum(parameter.numel() for parameter in nanogpt.model.parameters())
-        record("nanoGPT", seed, options.steps, parameters, nanogpt.validation_loss(), seconds)
+        add_row("nanoGPT", seed, options.steps, parameters, nanogpt.validation_loss(), seconds)
         for name, model in contenders.items():
             began = time.process_time()
             result = ours(model, preset.train, steps[name], seed)
             seconds = time.process_time() - began  # with the validation, which nanoGPT's figure leaves out
-            record(name, seed, steps[name], result.model.num_params(), result.val_loss, seconds)
+            add_row(name, seed, steps[name], result.model.num_params(), result.val_loss, seconds)
 
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -14,17 +14,17 @@ Recorded. Every 2,500 steps, on 512 sequences that are the same for all runs, in
 places 1 to 6. A run that was stopped goes on where it was.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import torch
-from loom_loops import RESULTS
 
 from minilooped.data import Task, baselines, permutations
 from minilooped.model import LoopedConfig, LoopedGPT, evaluating
-from minilooped.provenance import record
-from minilooped.train import NextLoss, TrainConfig, learning_rate, train_step
+from minilooped.provenance import RESULTS, record
+from minilooped.sweep import bare_training
+from minilooped.train import TrainConfig
 
 LENGTH, EVERY = 6, 2500
 MODEL = LoopedConfig(
@@ -47,24 +47,16 @@ def right_by_place(model: LoopedGPT, task: Task) -> list[float]:
     return [round(share, 4) for share in (answers == task.y).float().mean(0).tolist()]
 
 
+def batches(seed: int) -> Iterator[Task]:
+    generator = torch.Generator().manual_seed(1000 + seed)  # not that of the held-out sequences
+    while True:
+        yield permutations(TRAIN.batch_size, LENGTH, generator=generator)
+
+
 def measure(arm: str, seed: int) -> dict[str, Any]:
     """Train one model and see along the way what it has learned."""
-    config, along = replace(TRAIN, seed=seed), []
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = LoopedGPT(ARMS[arm])
-    optimizer, generator = model.configure_optimizer(config.lr, config.weight_decay), torch.Generator()
-    generator.manual_seed(1000 + seed)  # not that of the held-out sequences
-    for step in range(config.max_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config) * group["lr_scale"]
-        batch = permutations(config.batch_size, LENGTH, generator=generator)
-        train_step(
-            NextLoss(model), optimizer, [batch], autocast=partial(torch.autocast, "cpu"), grad_clip=config.grad_clip
-        )
-        if (step + 1) % EVERY == 0:
-            along.append(right_by_place(model, HELD_OUT))
-    return dict(along=along)
+    models = enumerate(bare_training(ARMS[arm], replace(TRAIN, seed=seed), batches(seed)), start=1)
+    return dict(along=[right_by_place(model, HELD_OUT) for step, (model, _) in models if step % EVERY == 0])
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ float32, one thread. About four minutes; a run that was stopped goes on where it
 from typing import Any
 
 import torch
-from loom_loops import RESULTS, record
 from segments import task
 
 from minilooped.probes import gradient_agreement
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import Trial
 
 STEPS, LR = (1, 20, 40, 60, 80, 100), 1e-2

@@ -16,10 +16,10 @@ stopped goes on where it was.
 from dataclasses import asdict, replace
 
 import torch
-from loom_loops import RESULTS, record
 from segments import MODEL
 
 from minilooped import probes
+from minilooped.provenance import RESULTS, record
 
 CONFIG, WINDOWS, SEGMENT = replace(MODEL, vocab_size=65), 36, 3
 # By way: the loops in a segment, and whether each loop is run again.

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import torch
-from loom_loops import RESULTS, record
 from segment_memory import CONFIG, WAYS
 
 from minilooped import probes
+from minilooped.provenance import RESULTS, record
 from minilooped.train import NextLoss, train_step
 
 WINDOWS = 9

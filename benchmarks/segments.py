@@ -33,12 +33,12 @@ from functools import cache
 from unittest.mock import patch
 
 import torch
-from loom_loops import RESULTS, record
 from torch import Tensor
 
 from minilooped.model import EMA, LoopedGPT
 from minilooped.presets import LOOM_PARTS
 from minilooped.probes import loss_after_each_loop
+from minilooped.provenance import RESULTS, record
 from minilooped.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 

@@ -7,15 +7,13 @@ Writes data/results/six_panels.json and the picture beside it. About ten minutes
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from minilooped import plots, probes, toy
 from minilooped.model import LoopedConfig
-from minilooped.provenance import provenance
+from minilooped.provenance import RESULTS, provenance
 
-OUT = Path(__file__).parents[1] / "data" / "results"
 DEPTHS, STEPS, LR, SEEDS = (1, 2, 4, 8, 16, 32, 64), 10, 1.25e-3, tuple(range(10))
 
 torch.set_num_threads(1)
@@ -24,7 +22,7 @@ config = LoopedConfig(
 )
 panels = probes.six_panels(config, DEPTHS, steps=STEPS, lr=LR, seeds=SEEDS)
 axes = plots.six_panels(DEPTHS, panels, title="Untied: blocks L. Tied: loops N through 4 blocks. Width 128, 10 seeds")
-plots.save(axes[0, 0], OUT / "six_panels.png")
+plots.save(axes[0, 0], RESULTS / "six_panels.png")
 about = provenance("python benchmarks/six_panels.py")
 about |= dict(seeds=SEEDS, steps=STEPS, lr=LR, config=asdict(config))
 rms = {
@@ -33,7 +31,7 @@ rms = {
     for row, rules in panels.items()
 }  # fmt: skip
 results = dict(provenance=about, depths=DEPTHS, rms=rms)
-(OUT / "six_panels.json").write_text(json.dumps(results) + "\n", encoding="utf-8")
+(RESULTS / "six_panels.json").write_text(json.dumps(results) + "\n", encoding="utf-8")
 for row, rules in panels.items():
     for rule, values in rules.items():
         before, after = (toy.fit_exponent(DEPTHS[3:], values[:, 3:, step]) for step in (0, STEPS))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,9 +24,9 @@ import torch
 from minilooped import ablation, plan, probes, sweep, widgets
 from minilooped.data import CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.provenance import provenance
+from minilooped.provenance import RESULTS, provenance
 
-OUT = Path(__file__).parents[1] / "data" / "results" / "sliders.json"
+OUT = RESULTS / "sliders.json"
 BAR = 0.35  # seconds of CPU time that the slowest move may take
 ROUNDS = 3
 

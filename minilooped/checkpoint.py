@@ -32,7 +32,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .data import Tokenizer, refuse_links, tokenizer_from_spec, writing
+from .data import Tokenizer, tokenizer_from_spec
+from .files import in_a_line, refuse_links, writing
 from .model import LoopedConfig, LoopedGPT
 
 T = TypeVar("T")
@@ -124,8 +125,9 @@ def restoring(path: Path) -> Iterator[None]:
     except torch.OutOfMemoryError:  # a RuntimeError too
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"{path} does not fit the config of its run ({reason}): restore it, or train again") from error
+        raise ValueError(
+            f"{path} does not fit the config of its run ({in_a_line(error)}): restore it, or train again"
+        ) from error
 
 
 @contextmanager
@@ -150,7 +152,7 @@ def _newest(run: Path, folders: list[Path], read: Callable[[Path], T]) -> T:
             if isinstance(error, pickle.UnpicklingError):
                 reason = "state.pt is damaged, or holds more than tensors, numbers and text"
             else:
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                reason = in_a_line(error)
             print(f"{path} cannot be read ({reason}): trying the one before")
     raise ValueError(f"{run} has no checkpoint that can be read: train again under another name")
 

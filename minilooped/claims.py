@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 
 from . import ablation, probes, sweep, toy
+from .files import write_atomically
 from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
+from .provenance import RESULTS
 from .train import NextLoss, train_step
 
 Tier = Literal["seconds", "minutes", "gpu"]
@@ -109,6 +111,11 @@ def verdict(claim: Claim, measured: Mapping[str, Measured] | None) -> Verdict:
 def exactly(value: float) -> Measured:
     """A number without uncertainty."""
     return Measured(float(value), float(value), float(value))
+
+
+def recorded_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs in a file that `provenance.record` wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))["runs"]
 
 
 def over_seeds(values: Tensor) -> Measured:
@@ -317,7 +324,7 @@ def learning_rate_factor() -> dict[str, Measured]:
 
 
 # A sweep of an hour, recorded by `python benchmarks/lr_transfer.py language_model` under a protocol written before it.
-SWEEP = Path(__file__).parents[1] / "data" / "results" / "lr_transfer.csv"
+SWEEP = RESULTS / "lr_transfer.csv"
 SWEPT = "recorded sweep (chapter 5): d = 64, 150 steps on the embedded text, 6 learning rates, 3 seeds; "
 
 
@@ -448,7 +455,7 @@ def alignment() -> dict[str, Measured]:
 
 
 # A comparison recorded by `python benchmarks/deeploop.py` under a protocol written before it.
-COMPARISON = Path(__file__).parents[1] / "data" / "results" / "deeploop.csv"
+COMPARISON = RESULTS / "deeploop.csv"
 COMPARED = (
     "recorded comparison (chapter 6): 2 blocks, d = 64, 120 steps on the embedded text, best of 3 or 4 learning rates, "
     "3 seeds"
@@ -474,17 +481,7 @@ NAIVE = replace(
     SMALL, rule="none", n_layer=10, n_expert=8, top_k=2, mlp="gelu", n_inner=64, gate="sigmoid", moe_out_norm=True
 )
 # A few numbers small enough to see, with every part of LOOM.
-LOOM = replace(
-    NAIVE,
-    rule="loom",
-    n_layer=2,
-    n_loop=9,
-    tie_embeddings=False,
-    reinject=True,
-    loop_residual=0.5,
-    loop_end_norm=True,
-    router="per_loop",
-)
+LOOM = ablation.assembled(ablation.PARTS, replace(NAIVE, n_layer=2, n_loop=9, tie_embeddings=False))
 
 
 def variances(n_loops: Sequence[int], **changes: object) -> Tensor:
@@ -512,7 +509,7 @@ def blow_up_past_1000() -> dict[str, Measured]:
 
 
 # The ablation of chapter 8, recorded by `python benchmarks/loom.py` under a protocol written before it.
-ABLATION = Path(__file__).parents[1] / "data" / "results" / "loom.json"
+ABLATION = RESULTS / "loom.json"
 ABLATED = "recorded runs (chapter 8): 2 blocks in 6 loops, d = 64, 120 steps on the embedded text, 3 seeds; "
 
 
@@ -614,7 +611,7 @@ def chance_of_agreement() -> dict[str, Measured]:
 
 
 # Runs of minutes, recorded by `python benchmarks/expert_choice.py` under a protocol written before them.
-CHOICES = Path(__file__).parents[1] / "data" / "results" / "expert_choice.jsonl"
+CHOICES = RESULTS / "expert_choice.json"
 CHOSEN = (
     "recorded runs (chapter 7): d = 64, 2 blocks in 6 loops, 8 experts, 2 for a token, 100 steps on the embedded text, "
     "3 seeds"
@@ -623,10 +620,9 @@ CHOSEN = (
 
 def recorded_choices(arm: str) -> list[dict[str, Any]]:
     """The runs of an arm with 8 experts, a seed each. Agreements by the step, as a string."""
-    _, *runs = map(json.loads, CHOICES.read_text(encoding="utf-8").splitlines())
     return [
         run | {"agreement": {step: probes.Agreement.restored(a) for step, a in run["agreement"].items()}}
-        for run in runs
+        for run in recorded_runs(CHOICES)
         if (run["arm"], run["n_expert"]) == (arm, 8)
     ]
 
@@ -719,28 +715,31 @@ def segment_time() -> dict[str, Measured]:
     return {"time with segments over time without": over_seeds(times["cut"] / times["whole"])}
 
 
-SEGMENTS = SWEEP.with_name("segments.json")
+# Of chapter 9, by the script of the same name in benchmarks/.
+SEGMENTS, SEGMENT_MEMORY, LOOM_LOOPS = (
+    RESULTS / f"{name}.json" for name in ("segments", "segment_memory", "loom_loops")
+)
 
 
 def segments_trained() -> dict[str, Measured]:
     """How much lower an update per segment ends, seed by seed, at the same batches and at the same updates."""
-    runs = json.loads(SEGMENTS.read_text(encoding="utf-8"))["runs"]
+    runs = recorded_runs(SEGMENTS)
     losses = {(run["arm"], run["batches"], run["seed"]): run["losses"][8] for run in runs}  # after loop 9
 
-    def lower(arm: str, batches: int) -> Measured:
+    def gain(arm: str, batches: int) -> Measured:
         seeds = [seed for name, n, seed in losses if (name, n) == (arm, batches) and seed > 0]
         gains = [losses[arm, batches, seed] - losses["step", 100, seed] for seed in seeds]
         return over_seeds(torch.tensor(gains, dtype=torch.float64))
 
     return {
-        "gain at the same batches, nats": lower("ordinary", 100),
-        "gain at the same text and updates, nats": lower("ordinary, thirds", 100),
+        "gain at the same batches, nats": gain("ordinary", 100),
+        "gain at the same text and updates, nats": gain("ordinary, thirds", 100),
     }
 
 
 def segment_peak() -> dict[str, Measured]:
     """What a fresh process grows by at 12 loops, with segments over without."""
-    rows = json.loads(SEGMENTS.with_name("segment_memory.json").read_text(encoding="utf-8"))["runs"]
+    rows = recorded_runs(SEGMENT_MEMORY)
     cut, ordinary = (
         torch.tensor([row["peak"] for row in rows if (row["way"], row["n_loop"]) == (way, 12)], dtype=torch.float64)
         for way in ("segments", "ordinary backprop")
@@ -750,7 +749,7 @@ def segment_peak() -> dict[str, Measured]:
 
 def any_loops(arm: str) -> dict[int, list[dict]]:
     """The recorded runs of one arm of benchmarks/loom_loops.py, in the order of their seeds, by loop count."""
-    runs = json.loads(SEGMENTS.with_name("loom_loops.json").read_text(encoding="utf-8"))["runs"]
+    runs = recorded_runs(LOOM_LOOPS)
     return {n: [run for run in runs if (run["arm"], run["n_loop"]) == (arm, n)] for n in (1, 3, 6, 9, 12)}
 
 
@@ -779,14 +778,12 @@ def naive_trained() -> dict[str, Measured]:
 
 
 # Chapter 11. Recorded by how_many_loops.py, p_hop.py and p_hop_long.py in benchmarks/.
-LOOPS = SWEEP.with_name("how_many_loops.json")
-HOPS, LONGER_HOPS = SWEEP.with_name("p_hop.json"), SWEEP.with_name("p_hop_long.json")
+LOOPS, HOPS, LONGER_HOPS = (RESULTS / f"{name}.json" for name in ("how_many_loops", "p_hop", "p_hop_long"))
 
 
 def recorded(path: Path, chosen: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> dict[int, float]:
     """A value of the recorded runs that have these settings, by seed; seed 0 was for tuning only."""
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    return {run["seed"]: value(run) for run in runs if run["seed"] > 0 and chosen.items() <= run.items()}
+    return {run["seed"]: value(run) for run in recorded_runs(path) if run["seed"] > 0 and chosen.items() <= run.items()}
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Measured:
@@ -1515,9 +1512,7 @@ def record(folder: Path, results: Results, source: dict[str, Any]) -> None:
     ledger = {id: ledger[id] for id in CLAIMS if id in ledger}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("claims.json", json.dumps(ledger, indent=1) + "\n"), ("claims.md", page(ledger))):
-        new = folder / f"{name}.new"
-        new.write_text(text, encoding="utf-8")
-        new.replace(folder / name)
+        write_atomically(folder / name, text)
 
 
 def page(ledger: Ledger) -> str:

@@ -12,7 +12,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+if TYPE_CHECKING:
+    from .data import Tokenizer
+    from .model import LoopedGPT
 
 
 def train(argv: list[str]) -> int:
@@ -67,13 +71,26 @@ def train(argv: list[str]) -> int:
     return 0 if result.step == asked.train.max_steps else 130  # 130: ended by a signal
 
 
-def sample(argv: list[str]) -> int:
-    """let a trained model continue a text"""
+def _trained(run: str, device: str) -> "tuple[LoopedGPT, Tokenizer]":
+    """The model of a run and its tokenizer, with as many threads from now on as it was trained with.
+
+    What was few enough to train is few enough to use.
+    """
     import torch
-    import tyro
 
     from .checkpoint import find_run, load_model, read_config
     from .train import pick_device
+
+    threads = read_config(find_run(run))["train"].get("threads")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return load_model(run, pick_device(device)[0])
+
+
+def sample(argv: list[str]) -> int:
+    """let a trained model continue a text"""
+    import tyro
+
     from .train import sample as continue_text
 
     @dataclass(frozen=True)
@@ -90,10 +107,7 @@ def sample(argv: list[str]) -> int:
         device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # auto: a GPU where there is one
 
     asked = tyro.cli(Sample, prog="minilooped sample", args=argv)
-    threads = read_config(find_run(asked.run))["train"].get("threads")
-    if threads is not None:  # what was few enough to train is few enough to sample
-        torch.set_num_threads(threads)
-    model, tokenizer = load_model(asked.run, pick_device(asked.device)[0])
+    model, tokenizer = _trained(asked.run, asked.device)
     text = continue_text(
         model,
         tokenizer,
@@ -332,13 +346,10 @@ def eval_(argv: list[str]) -> int:
     from dataclasses import asdict
     from importlib.metadata import version
 
-    import torch
     import tyro
 
-    from .checkpoint import find_run, load_model, read_config
-    from .data import write_atomically
+    from .files import write_atomically
     from .provenance import provenance
-    from .train import pick_device
 
     @dataclass(frozen=True)
     class Eval:
@@ -371,11 +382,7 @@ def eval_(argv: list[str]) -> int:
         if asked.out.exists():
             raise ValueError(f"{asked.out} exists: give another file with --out, or remove it")
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-    run = find_run(asked.run)
-    threads = read_config(run)["train"].get("threads")
-    if threads is not None:  # as for sampling
-        torch.set_num_threads(threads)
-    model, tokenizer = load_model(run, pick_device(asked.device)[0])
+    model, tokenizer = _trained(asked.run, asked.device)
     lms = [LoopedLM(model, tokenizer, n, asked.batch_size) for n in dict.fromkeys(asked.n_loop or [None])]
     tasks = load_tasks(asked.tasks, asked.include_path, asked.num_fewshot)
     source = provenance(shlex.join(["minilooped", "eval", *argv])) | {"lm_eval": version("lm_eval")}
@@ -384,7 +391,7 @@ def eval_(argv: list[str]) -> int:
         rows += scores(lm, tasks, asked.limit)
         if asked.out is not None:
             record = dict(provenance=source, model=asdict(model.config), scores=[row._asdict() for row in rows])
-            write_atomically(asked.out, (json.dumps(record, indent=1) + "\n").encode("utf-8"))
+            write_atomically(asked.out, json.dumps(record, indent=1) + "\n")
     print(table(rows))
     if asked.limit is not None:
         print(f"Only the first {asked.limit} documents of each task count here.")

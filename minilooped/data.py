@@ -11,12 +11,10 @@ Nothing here touches the network, unless a tiktoken encoding other than GPT-2's 
 import hashlib
 import itertools
 import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,8 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
+
+from .files import refuse_links, write_atomically
 
 EMBEDDED_SHA256 = {
     "shakespeare.txt": "6aacfa576971da2edcb10579bb6ae7f2b7507c963dfb9a4a402b98813fe43fc4",
@@ -67,6 +66,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def _decode(self, ids: list[int]) -> str: ...
 
+    @property
+    def opening(self) -> str:
+        """What a text without a prompt goes on from: a line break, or the first character known."""
+        return "\n"
+
     def spec(self) -> dict[str, Any]:
         """All that :func:`tokenizer_from_spec` needs to rebuild this tokenizer; can be written as JSON."""
         return {"name": self.name, "hash": self.hash}
@@ -97,6 +101,10 @@ class CharTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return "".join(self.chars[i] for i in ids)
+
+    @property
+    def opening(self) -> str:
+        return "\n" if "\n" in self.chars else self.chars[0]
 
     def spec(self) -> dict[str, Any]:
         return super().spec() | {"chars": self.chars}
@@ -245,37 +253,7 @@ def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> Non
     # The old header goes first and the new one comes last, so that a header never stands beside another file's ids.
     path.with_suffix(".json").unlink(missing_ok=True)
     write_atomically(path, ids.astype(dtype).tobytes())
-    write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1).encode("utf-8"))
-
-
-@contextmanager
-def writing(path: Path, kept: str = "nothing half-written is left") -> Iterator[None]:
-    """Whatever a full disk makes a writer raise, as one OSError that names the file and says what is left."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for it
-        full = "is the disk full? " + str(error).partition("\n")[0]
-        reason = (isinstance(error, OSError) and error.strerror) or full
-        raise OSError(f"{path} could not be written ({reason}): make room or choose another place; {kept}") from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all. ``OSError`` if that fails."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with writing(path):
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def refuse_links(folder: Path) -> None:
-    """``ValueError`` for a symbolic link that leads out of a folder: one from a stranger could show, or let us write
-    over, any file of this machine."""
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{path} is a link that leads out of {folder}: put the file itself there")
+    write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1))
 
 
 def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:

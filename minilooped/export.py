@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .checkpoint import find_run, load_model, new_run, write_config
 from .data import BPETokenizer, Tokenizer, embedded
+from .files import in_a_line
 from .model import LoopedConfig, LoopedGPT
 from .train import TrainConfig
 
@@ -264,5 +265,4 @@ def _refuse_other_vocabularies(path: Path, vocab_size: int) -> None:
 
 
 def _unreadable(part: str, path: Path, error: Exception) -> ValueError:
-    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ValueError(f"the {part} in {path} cannot be read ({reason}): get the folder again")
+    return ValueError(f"the {part} in {path} cannot be read ({in_a_line(error)}): get the folder again")

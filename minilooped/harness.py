@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .data import Tokenizer
+from .files import in_a_line
 from .model import LoopedGPT, at_least_float32, evaluating
-from .shards import in_a_line
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -76,8 +76,8 @@ class LoopedLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without context begins behind: an end, else a line break, else the first character known."""
-        return max(0, self.tokenizer.chars.find("\n")) if self.end is None else self.end
+        """What a text without context begins behind: an end, or where there is none the tokenizer's `opening`."""
+        return int(self.tokenizer.encode(self.tokenizer.opening)[0]) if self.end is None else self.end
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Ids of a text, without special tokens. ValueError for a character that the tokenizer does not know."""

@@ -29,7 +29,7 @@ from .model import LoopedConfig, LoopedGPT
 from .train import PEAK_TFLOPS, TrainConfig, micro_batches_of_peak, peak_tflops
 
 EXAMPLES = ("L4", "RTX 4090", "A100", "H100")  # where no GPU is named
-PARTS = ("weights", "gradients", "optimizer", "activations", "passing")
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "passing")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -208,7 +208,7 @@ def plan(
     with torch.device("meta"):
         model = LoopedGPT(model_config)
     tokens, per_step = training_tokens(model_config, c), c.grad_accum * c.batch_size * model_config.block_size
-    parts = [f"{name} {in_bytes(getattr(needed, name))}" for name in PARTS]
+    parts = [f"{name} {in_bytes(getattr(needed, name))}" for name in MEMORY_PARTS]
     lines = [
         f"model    {model_config.n_layer} blocks x {model_config.n_loop} loops = {model_config.n_unroll} block visits, "
         f"{model.num_params():,} parameters, each once",

@@ -76,6 +76,13 @@ def figure(**options) -> Axes:
     return Figure(**options).subplots()
 
 
+def mean_and_range(ax: Axes, x: Sequence[float], values: np.ndarray, *, alpha: float, **style) -> None:
+    """Values (seeds, points) over x: a line for the mean over seeds, a band from the least to the most."""
+    values = np.asarray(values)
+    ax.plot(x, values.mean(0), **style)
+    ax.fill_between(x, values.min(0), values.max(0), color=style["color"], alpha=alpha, linewidth=0)
+
+
 def save(ax: Axes, path: Path | BytesIO) -> None:
     """Write the figure as a PNG."""
     ax.figure.savefig(path, format="png", dpi=STYLE["figure.dpi"])
@@ -663,9 +670,8 @@ def variants(
     for name, values in curves.items():
         colour, marker = OWN_LOOK if name == front else ARM_LOOK[name]
         back = dict() if front in (None, name) else dict(linestyle="--", linewidth=1.3, markersize=5)
-        values = np.asarray(values)
-        ax.plot(x, values.mean(0), label=name, color=colour, marker=marker, zorder=3 if name == front else 2, **back)
-        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.25, linewidth=0)
+        style = dict(color=colour, marker=marker, zorder=3 if name == front else 2) | back
+        mean_and_range(ax, x, values, alpha=0.25, label=name, **style)
     ax.set_yscale("log")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=11)
@@ -740,8 +746,7 @@ def held_bytes(
     looks = zip((MARKED, LINE, "#1e8449", "black"), "os^D", ("-", "--", ":", "-."), strict=True)
     for (name, values), (colour, marker, line) in zip(curves.items(), looks, strict=False):
         megabytes = np.atleast_2d(values) / 1e6  # (repeats, loop counts)
-        ax.plot(n_loops, megabytes.mean(0), color=colour, marker=marker, linestyle=line, label=name)
-        ax.fill_between(n_loops, megabytes.min(0), megabytes.max(0), color=colour, alpha=0.2, linewidth=0)
+        mean_and_range(ax, n_loops, megabytes, alpha=0.2, color=colour, marker=marker, linestyle=line, label=name)
     ax.set(xlabel="loops N", ylabel="MB held", xticks=list(n_loops), title=title)
     ax.set_ylim(bottom=0)
     ax.legend(loc="upper left")
@@ -759,11 +764,9 @@ def loss_after_each_loop(
     ax = figure() if ax is None else ax
     looks = zip((MARKED, LINE, "#1e8449", "#8e44ad", "black"), "os^Dv", ("-", "--", ":", "-.", "-"), strict=True)
     for (name, values), (colour, marker, line) in zip(curves.items(), looks, strict=False):
-        values = np.asarray(values)  # (seeds, loops)
-        loops = np.arange(1, values.shape[1] + 1)
+        loops = np.arange(1, np.shape(values)[1] + 1)
         style = dict(color=colour, marker=marker, linestyle=line, markersize=5)
-        ax.plot(loops, values.mean(0), **style, label=name)
-        ax.fill_between(loops, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        mean_and_range(ax, loops, values, alpha=0.15, label=name, **style)
     ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5)
     ax.annotate("trained", (trained, 1), (4, -12), xycoords=("data", "axes fraction"), textcoords="offset points")
     ax.set(xlabel="read out after loop", ylabel="validation loss, nats", xticks=loops, title=title)
@@ -783,9 +786,7 @@ def agreement(
     ax = figure() if ax is None else ax
     looks = zip(("#d68910", "#1e8449", LINE), "D^s", ("-.", ":", "--"), strict=True)  # segments as in `held_bytes`
     for (name, values), (colour, marker, line) in zip(cosines.items(), looks, strict=False):
-        values = np.asarray(values)  # (seeds, points)
-        ax.plot(x, values.mean(0), color=colour, marker=marker, linestyle=line, label=name)
-        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+        mean_and_range(ax, x, values, alpha=0.2, color=colour, marker=marker, linestyle=line, label=name)
     ax.set(xlabel=xlabel, ylabel="cosine with ordinary backprop", xticks=list(x), ylim=(0, 1.05), title=title)
     ax.legend(loc="lower left")
     return ax
@@ -868,9 +869,7 @@ def values_by_rule(
     """Values (seeds, xs) by rule on plain axes: a line for the mean, a band from the least seed to the most."""
     ax = figure() if ax is None else ax
     for rule, values in curves.items():
-        values = np.asarray(values)
-        ax.plot(xs, values.mean(0), **look(rule), label=rule)
-        ax.fill_between(xs, values.min(0), values.max(0), color=look(rule)["color"], alpha=0.15, linewidth=0)
+        mean_and_range(ax, xs, values, alpha=0.15, **look(rule), label=rule)
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=list(xs))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # outside: it would cover a band
     return ax
@@ -945,9 +944,7 @@ def equal_work(
     ax = figure() if ax is None else ax
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.75, len(losses)))
     for (budget, values), colour, marker in zip(losses.items(), shades, cycle("os^DvP"), strict=False):
-        values = np.asarray(values)
-        ax.plot(range(len(sizes)), values.mean(0), color=colour, marker=marker, label=budget)
-        ax.fill_between(range(len(sizes)), values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+        mean_and_range(ax, range(len(sizes)), values, alpha=0.2, color=colour, marker=marker, label=budget)
     ax.set_xticks(range(len(sizes)), sizes)
     ax.set(xlabel="blocks x loops", ylabel="validation loss, nats", title=title)
     ax.legend()
@@ -967,9 +964,7 @@ def accuracy_by_hops(
     places = range(len(hops))
     looks = zip((MARKED, LINE, "#1e8449", "#d68910", "#6c3483"), "os^Dv", ("-", "-", "--", ":", "-."), strict=True)
     for (name, values), (colour, marker, line) in zip(accuracies.items(), looks, strict=False):
-        values = np.asarray(values)
-        ax.plot(places, values.mean(0), color=colour, marker=marker, linestyle=line, label=name)
-        ax.fill_between(places, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        mean_and_range(ax, places, values, alpha=0.15, color=colour, marker=marker, linestyle=line, label=name)
     for (name, values), line in zip(baseline.items(), (":", "-."), strict=False):
         ax.plot(places, values, color=QUIET, linestyle=line, linewidth=1.5, label=name)
     ax.set_xticks(places, [str(p) for p in hops])
@@ -1055,9 +1050,8 @@ def expected_losses(
     ax = figure() if ax is None else ax
     looks = zip((LINE, MARKED, "#1e8449"), "os^", ("-", "--", ":"), strict=True)
     for (name, by_step), (colour, marker, line) in zip(curves.items(), looks, strict=False):
-        steps, values = list(by_step), np.array(list(by_step.values()))  # (steps, seeds)
-        ax.plot(steps, values.mean(1), color=colour, marker=marker, linestyle=line, markersize=5, label=name)
-        ax.fill_between(steps, values.min(1), values.max(1), color=colour, alpha=0.25, linewidth=0)
+        style = dict(color=colour, marker=marker, linestyle=line, markersize=5)
+        mean_and_range(ax, list(by_step), np.array(list(by_step.values())).T, alpha=0.25, label=name, **style)
     ax.set_xscale("log", base=10)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     ax.set(xlabel="step", ylabel="validation loss, nats per character", title=title)

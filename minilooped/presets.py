@@ -19,20 +19,12 @@ class Preset(NamedTuple):
 
 # -- a laptop: characters of Shakespeare, minutes on two CPU cores -----------------------------------------------------
 
-# Depth 6 from two blocks. init_std = width^(-1/2): with GPT-2's 0.02 the branches of a model this narrow hardly speak.
-# l_ref = n_layer, so that at one loop the branch would be 1.
+# init_std = width^(-1/2): with GPT-2's 0.02 the branches of a model this narrow hardly speak.
+LAPTOP = dict(block_size=64, n_layer=2, n_head=4, n_embd=128, qk_norm=True, init_std=128**-0.5)
+
+# Depth 6 from two blocks. l_ref = n_layer, so that at one loop the branch would be 1.
 SHAKESPEARE = Preset(
-    LoopedConfig(
-        block_size=64,
-        n_layer=2,
-        n_loop=3,
-        n_head=4,
-        n_embd=128,
-        qk_norm=True,
-        init_std=128**-0.5,
-        rule="factored",
-        l_ref=2,
-    ),
+    LoopedConfig(**LAPTOP, n_loop=3, rule="factored", l_ref=2),
     TrainConfig(
         name="shakespeare",
         max_steps=2200,
@@ -66,20 +58,7 @@ LOOM_PARTS = LoopedConfig(
 )
 
 SHAKESPEARE_MOE = Preset(
-    replace(
-        LOOM_PARTS,
-        block_size=64,
-        n_layer=2,
-        n_loop=4,
-        n_head=4,
-        n_embd=128,
-        qk_norm=True,
-        init_std=128**-0.5,
-        n_expert=8,
-        n_expert_shared=1,
-        top_k=2,
-        segment=2,
-    ),
+    replace(LOOM_PARTS, **LAPTOP, n_loop=4, n_expert=8, n_expert_shared=1, top_k=2, segment=2),
     replace(SHAKESPEARE.train, name="shakespeare-moe", lr=3e-3, max_steps=800, decay_steps=770),
 )
 

@@ -160,23 +160,38 @@ def watched(
             handle.remove()
 
 
-@torch.no_grad()
 def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[Tensor, Tensor]:
     """Which experts each token meets at every visit, in eval mode, for tokens idx (B, T).
 
     Returns choices (N, L, B, T, k) int64 and loads (N, L, E) int64, tokens per expert. The record is kept per visit: a
     router that serves all loops is asked N times. Raises ValueError for a dense model.
     """
+    choices, loads, _ = routing_and_inputs(model, idx, n_loop)
+    return choices, loads
+
+
+@torch.no_grad()
+def routing_and_inputs(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """What `routing` returns, and what the routers saw, (N, L, B * T, C), in float32 or better."""
     config = model.config
     if not config.n_expert:
         raise ValueError("routing needs a model with experts: set n_expert > 0")
     visits: list[Routing] = []
-    routers = (block.mlp.router for block in model.blocks)
-    with watched(model, routers, lambda module, inputs, routing: visits.append(routing)):
+    seen: list[Tensor] = []  # N * L, each (B * T, C)
+
+    def record(router: nn.Module, inputs: tuple[Any, ...], routing: Routing) -> None:
+        visits.append(routing)
+        seen.append(at_least_float32(inputs[0]))
+
+    with watched(model, (block.mlp.router for block in model.blocks), record):
         model(idx, n_loop=n_loop)
     choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
     loads = torch.stack([visit.load for visit in visits])  # (N * L, E)
-    return choices.view(-1, config.n_layer, *idx.shape, config.top_k), loads.view(-1, config.n_layer, config.n_expert)
+    return (
+        choices.view(-1, config.n_layer, *idx.shape, config.top_k),
+        loads.view(-1, config.n_layer, config.n_expert),
+        torch.stack(seen).unflatten(0, (-1, config.n_layer)),
+    )
 
 
 @dataclass(frozen=True)
@@ -436,12 +451,8 @@ def agreement(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> Agree
     Raises ValueError for a dense model.
     """
     config = model.config
-    choices, loads = routing(model, idx, n_loop)  # (N, L, B, T, k), (N, L, E)
-    inputs: list[Tensor] = []  # N * L, each (B * T, C)
-    routers = (block.mlp.router for block in model.blocks)
-    with watched(model, routers, lambda module, seen, routing: inputs.append(at_least_float32(seen[0]))):
-        model(idx, n_loop=n_loop)
-    unit = nn.functional.normalize(torch.stack(inputs), dim=-1).unflatten(0, loads.shape[:2])  # (N, L, S, C)
+    choices, loads, inputs = routing_and_inputs(model, idx, n_loop)  # (N, L, B, T, k), (N, L, E), (N, L, S, C)
+    unit = nn.functional.normalize(inputs, dim=-1)
     common, chosen = experts_in_common(choices.cpu(), config.n_expert)
     return Agreement(
         top_k=config.top_k,
@@ -575,11 +586,11 @@ class Direction(NamedTuple):
     ratio: float  # of the norms, the first over the second
 
 
-PARTS = ("embedding", "body", "routers", "read-out")
+MODEL_PARTS = ("embedding", "body", "routers", "read-out")
 
 
 def part_of(name: str) -> str:
-    """Which of PARTS a parameter belongs to; the body is all that the loops share. A tied head is the embedding."""
+    """Which of MODEL_PARTS a parameter belongs to; the body is what all loops share. A tied head is the embedding."""
     if name.startswith("blocks."):
         return "routers" if ".router." in name else "body"
     return "embedding" if name.startswith(("wte.", "wpe.")) else "read-out"
@@ -591,8 +602,8 @@ def gradient_agreement(model: LoopedGPT, idx: Tensor, targets: Tensor, segment: 
 
     "cut": the last segment's loss, which sees `segment` loops: the same objective, truncated. "early losses": the mean
     of the losses after every segment, nothing cut: another objective. "segments": both at once, what training with one
-    update a batch uses. For each, by PARTS and for "all" parameters. idx, targets: (B, T). A cosine with a gradient of
-    zero is 0.
+    update a batch uses. For each, by MODEL_PARTS and for "all" parameters. idx, targets: (B, T). A cosine with a
+    gradient of zero is 0.
     """
     names, parameters = zip(*model.named_parameters(), strict=True)
 
@@ -617,7 +628,7 @@ def gradient_agreement(model: LoopedGPT, idx: Tensor, targets: Tensor, segment: 
         cosine = torch.nn.functional.cosine_similarity(a, b, dim=0, eps=1e-30)
         return Direction(cosine.item(), (a.norm() / b.norm()).item())
 
-    return {way: {part: compare(found, part) for part in ("all", *PARTS)} for way, found in ways.items()}
+    return {way: {part: compare(found, part) for part in ("all", *MODEL_PARTS)} for way, found in ways.items()}
 
 
 def cpu_times(runs: Mapping[str, Callable[[], object]], rounds: int = 10) -> dict[str, Tensor]:

@@ -11,11 +11,16 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
+
+from .files import write_atomically
+
+RESULTS = Path(__file__).parents[1] / "data" / "results"  # of a checkout; an installed wheel has none
 
 
 def provenance(made_by: str) -> dict[str, str | int | None]:
@@ -28,7 +33,7 @@ def provenance(made_by: str) -> dict[str, str | int | None]:
     return dict(
         made_by=made_by,
         date=date.today().isoformat(),
-        commit=_first_line("git", "describe", "--always", "--exclude=*", "--dirty=+"),
+        commit=_commit(),
         python=platform.python_version(),
         torch=str(torch.__version__),
         cpu=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
@@ -37,6 +42,12 @@ def provenance(made_by: str) -> dict[str, str | int | None]:
         driver=_first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         threads=torch.get_num_threads(),
     )
+
+
+@cache
+def _commit() -> str | None:
+    """That of the code as this process found it: the results that it then writes into the checkout do not count."""
+    return _first_line("git", "describe", "--always", "--exclude=*", "--dirty=+")
 
 
 def _first_line(*command: str) -> str | None:
@@ -54,16 +65,22 @@ OFF = (None, False, "fixed")  # how switches say that they change nothing
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
     """Names and values of the settings in `now` that `stored` has otherwise; "" where they agree.
 
-    A switch that came after the recording agrees as long as it is off.
+    What came after the recording agrees if it is a switch that is off, or settings of their own, as those of a new arm.
     """
     found = []
     for name, value in now.items():
         before = stored.get(name)
         if isinstance(value, dict) and isinstance(before, dict):
             found.append(differences(before, value, f"{prefix}{name}."))
-        elif before != value and not (name not in stored and value in OFF):
+        elif before != value and not (name not in stored and (value in OFF or isinstance(value, dict))):
             found.append(f"{prefix}{name} was {before!r} and is now {value!r}")
     return "; ".join(filter(None, found))
+
+
+def _grown(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored settings, and beside them those in `now` that are new."""
+    both = {name: _grown(stored[name], value) for name, value in now.items() if isinstance(stored.get(name), dict)}
+    return {**now, **stored, **both}
 
 
 def record(
@@ -79,19 +96,22 @@ def record(
 
     made_by: the command, for the provenance; None: python benchmarks/NAME.py for a file NAME.json. until: the time by
     `time.monotonic` from which on no further run is begun. Returns whether all runs are there. Runs that are added
-    later, by other code or on another machine, have their provenance under "extended". A kill loses one run at most.
-    Raises ValueError for a file of other settings, and leaves it as it was.
+    later, by other code or on another machine, have their provenance under "extended". Arms may be added to the
+    settings at any time. A kill loses one run at most. Raises ValueError for a file of other settings, and leaves it as
+    it was.
     """
     settings = json.loads(json.dumps(settings))
     stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(settings=settings, runs=[])
     if differing := differences(stored["settings"], settings):
         raise ValueError(f"{path} was recorded with other settings ({differing}): move it away first")
     missing = [run for run in runs if not any(run.items() <= row.items() for row in stored["runs"])]
-    if missing:
-        now = provenance(made_by or f"python benchmarks/{path.stem}.py")
-        known = [stored.setdefault("provenance", now), *stored.get("extended", [])]
-        if not any(now | dict(date=earlier["date"]) == earlier for earlier in known):
-            stored.setdefault("extended", []).append(now)
+    if not missing:
+        return True
+    stored["settings"] = _grown(stored["settings"], settings)
+    now = provenance(made_by or f"python benchmarks/{path.stem}.py")
+    known = [stored.setdefault("provenance", now), *stored.get("extended", [])]
+    if not any(now | dict(date=earlier["date"]) == earlier for earlier in known):
+        stored.setdefault("extended", []).append(now)
     for run in tqdm(missing, desc=path.stem, unit="run"):
         if until is not None and time.monotonic() >= until:
             return False
@@ -100,9 +120,7 @@ def record(
         head = "".join(f'"{name}": {json.dumps(stored[name])},\n' for name in head)
         rows = ",\n".join(json.dumps(row) for row in stored["runs"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(f'{{{head}"runs": [\n{rows}\n]}}\n', encoding="utf-8")
-        new.replace(path)
+        write_atomically(path, f'{{{head}"runs": [\n{rows}\n]}}\n')
     return True
 
 

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import shutil
-import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from .data import FORMAT, MANIFEST, BPETokenizer, damages, read_manifest, storage_dtype, write_atomically
+from .data import FORMAT, MANIFEST, BPETokenizer, damages, read_manifest, storage_dtype
+from .files import in_a_line, write_atomically
 
 SHARD_TOKENS = 100_000_000  # 200 MB
 BATCH_CHARACTERS = 4_000_000  # tokenized at a time: about a thousand pages of the web
@@ -192,7 +192,7 @@ def write_shard(path: Path, dtype: str, documents: Iterator[Document], size: int
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]):
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode("utf-8"))
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
 
 
 def total(manifest: dict[str, Any]) -> int:
@@ -282,7 +282,3 @@ def tokenized(
                 return
             ids = pool.map(tokenizer.encode, [text for _, text in batch])
             yield [Document(state, text, np.append(i, end)) for (state, text), i in zip(batch, ids, strict=True)]
-
-
-def in_a_line(error: Exception) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .data import BatchStream, Corpus, eval_windows, load_corpus
+from .files import write_atomically
 from .model import LoopedConfig, LoopedGPT, Row, rms_norm
 from .provenance import differences, provenance
 from .train import (
@@ -62,6 +64,39 @@ def grid(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# A training run without anything around it
+
+
+def bare_training(
+    model_config: LoopedConfig, config: TrainConfig, batches: Iterator[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[LoopedGPT, float]]:
+    """A fresh model and its training loss after each step, as `train.train` makes them, and no file, log or sample.
+
+    batches: micro-batches (x, y), (B, T) each, without end. It is one model all along: look at it before the next step.
+    Raises FloatingPointError when loss or gradient stops being finite.
+    """
+    device, _ = pick_device(config.device)
+    dtype, _ = pick_dtype(device, config.dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model = LoopedGPT(model_config).to(device)
+    optimizer = model.configure_optimizer(
+        config.lr, config.weight_decay, betas=(config.beta1, config.beta2), optimizer=config.optimizer
+    )
+    do_step = partial(
+        train_step, NextLoss(model), optimizer, grad_clip=config.grad_clip,
+        autocast=partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32),
+        step_per_segment=len(model_config.segments()) > 1 and config.step_per_segment is not False,
+    )  # fmt: skip
+    for step in range(config.max_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config) * group["lr_scale"]
+        micro_batches = [next(batches) for _ in range(config.grad_accum)]
+        loss, _, _ = do_step(micro_batches, n_loop=loops_of_step(step, model_config.n_loop, config))
+        yield model, loss
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What a trial trains. A task is a function from a trial to a loss, and a dataclass, so that its settings can be stored.
 
 
@@ -87,33 +122,12 @@ class LanguageModel:
         return list(eval_windows(self.corpus.val, self.model.block_size, self.train.batch_size))[:: self.eval_every_nth]
 
     def training(self, trial: Trial) -> Iterator[tuple[LoopedGPT, float]]:
-        """The model and its training loss after each step. It is one model all along: look at it before the next step.
-
-        Raises FloatingPointError when loss or gradient stops being finite.
-        """
+        """`bare_training` of what the trial makes of this task."""
         shape = dict(rule=trial.rule, n_layer=trial.n_layer, n_loop=trial.n_loop)
         config = replace(self.model, **shape, vocab_size=self.corpus.tokenizer.vocab_size)
-        training = replace(self.train, lr=trial.lr, seed=trial.seed)
-        device, _ = pick_device(training.device)
-        dtype, _ = pick_dtype(device, training.dtype)
-        with torch.random.fork_rng():
-            torch.manual_seed(training.seed)
-            model = LoopedGPT(config).to(device)
-        optimizer = model.configure_optimizer(
-            training.lr, training.weight_decay, betas=(training.beta1, training.beta2), optimizer=training.optimizer
-        )
-        stream = BatchStream(self.corpus.train, training.batch_size, config.block_size, seed=training.seed)
-        do_step = partial(
-            train_step, NextLoss(model), optimizer, grad_clip=training.grad_clip,
-            autocast=partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32),
-            step_per_segment=len(config.segments()) > 1 and training.step_per_segment is not False,
-        )  # fmt: skip
-        for step in range(training.max_steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, training) * group["lr_scale"]
-            batches = [next(stream) for _ in range(training.grad_accum)]
-            loss, _, _ = do_step(batches, n_loop=loops_of_step(step, config.n_loop, training))
-            yield model, loss
+        train = replace(self.train, lr=trial.lr, seed=trial.seed)
+        stream = BatchStream(self.corpus.train, train.batch_size, config.block_size, seed=train.seed)
+        return bare_training(config, train, stream)
 
     def __call__(self, trial: Trial) -> float:
         try:
@@ -225,13 +239,12 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[Trial, float]]:
 
 
 def _write(path: Path, head: Mapping[str, Any], losses: Losses) -> None:
-    new = path.with_name(path.name + ".new")
-    with open(new, "w", encoding="utf-8", newline="") as file:
-        file.write(f"# {json.dumps(head)}\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
-    new.replace(path)
+    text = StringIO(newline="")
+    text.write(f"# {json.dumps(head)}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
+    write_atomically(path, text.getvalue())
 
 
 # ----------------------------------------------------------------------------------------------------------------------

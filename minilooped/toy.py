@@ -169,8 +169,8 @@ def fit_exponent(depths: Sequence[int], values: Tensor) -> Exponent:
     """The exponent p of values ~ depth^p. values (S, K), positive, for K depths.
 
     Least squares of log value on log depth, for each seed alone. The slope is the mean over seeds; the band is two
-    standard errors to either side, about 95%. Raises ValueError for fewer than two depths or two seeds, for shapes that
-    do not fit and for values that have no logarithm.
+    standard errors to either side, which covers 91 % for 8 seeds and 82 % for 3. Raises ValueError for fewer than two
+    depths or two seeds, for shapes that do not fit and for values that have no logarithm.
     """
     x = torch.as_tensor(depths, dtype=torch.float64).log()  # (K,)
     if values.ndim != 2 or values.shape[0] < 2 or values.shape[1] != len(x) or len(x) < 2:

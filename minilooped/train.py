@@ -57,9 +57,8 @@ from .data import (
     eval_windows,
     load_corpus,
     tokenizer_from_spec,
-    write_atomically,
-    writing,
 )
+from .files import write_atomically, writing
 from .model import LoopedConfig, LoopedGPT, evaluating
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -417,11 +416,9 @@ def sample(
 ) -> str:
     """The prompt and its continuation. The draw depends on `seed` alone and leaves torch's generators as they are.
 
-    prompt None: a line break, or the tokenizer's first character where it knows no line break.
+    prompt None: the tokenizer's `opening`.
     """
-    if prompt is None:
-        known = getattr(tokenizer, "chars", "\n")  # byte pairs spell every text, characters only their own
-        prompt = "\n" if "\n" in known else known[0]
+    prompt = tokenizer.opening if prompt is None else prompt
     if not prompt:
         raise ValueError("the prompt is empty: give at least one character")
     device = model.wte.weight.device
@@ -839,12 +836,11 @@ def write_log(path: Path, rows: list[dict[str, float | None]], mode: Literal["w"
     if mode == "w":
         writer.writeheader()
     writer.writerows(rows)
-    content = text.getvalue().encode("utf-8")
     if mode == "w":
-        write_atomically(path, content)
+        write_atomically(path, text.getvalue())
         return
-    with writing(path, KEPT), open(path, "ab") as file:
-        file.write(content)
+    with writing(path, KEPT), open(path, "a", encoding="utf-8", newline="") as file:
+        file.write(text.getvalue())
 
 
 def read_log(path: Path) -> list[dict[str, float | None]]:

@@ -13,9 +13,8 @@ from . import plots, probes, toy
 from .ablation import ARMS, PARTS, Run, assembled, reported
 from .data import Tokenizer
 from .model import RULES, LoopedConfig, LoopedGPT
-from .plan import EXAMPLES, Counts, at_loops, hours
-from .plan import PARTS as MEMORY_PARTS
-from .presets import PRESETS
+from .plan import EXAMPLES, MEMORY_PARTS, Counts, at_loops, hours
+from .presets import LOOM_PARTS, PRESETS
 from .probes import Cost, Dial, Visits
 from .sweep import Losses, best, curve, shift
 from .train import PEAK_TFLOPS
@@ -347,10 +346,9 @@ def loom_switchboard(runs: Sequence[Run]) -> ipywidgets.VBox:
 
 # -- chapter 9: segmented backprop
 
-CUTTER = LoopedConfig(  # every part of LOOM, one block
-    vocab_size=64, block_size=32, n_layer=1, n_head=2, n_embd=32, init_std=32**-0.5, rule="loom", tie_embeddings=False,
-    reinject=True, loop_residual=0.5, loop_end_norm=True, n_expert=4, router="per_loop", gate="sigmoid",
-    moe_out_norm=True,
+CUTTER = replace(  # one block
+    LOOM_PARTS, vocab_size=64, block_size=32, n_layer=1, n_head=2, n_embd=32, init_std=32**-0.5, n_expert=4,
+    n_expert_shared=0, top_k=2, segment=None,
 )  # fmt: skip
 
 

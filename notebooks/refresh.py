@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 import nbformat
 from nbclient import NotebookClient
 
-from minilooped.provenance import provenance
+from minilooped.provenance import RESULTS, provenance
 
 HERE = Path(__file__).parent
-TIMES = HERE.parent / "data" / "results" / "chapters.json"
+TIMES = RESULTS / "chapters.json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 

@@ -330,7 +330,7 @@ def test_write_refuses_what_could_not_be_read(tmp_path):
 
 
 def test_a_crash_while_writing_leaves_no_file_that_looks_whole(token_file, monkeypatch):
-    monkeypatch.setattr(data.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     tokenizer = CharTokenizer("xyz")
     with pytest.raises(OSError, match="disk full"):
         data.write_tokens(token_file, tokenizer.encode("zyxxyz"), tokenizer)

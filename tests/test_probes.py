@@ -730,7 +730,7 @@ def test_agreement_of_one_segment_is_whole_and_parts_add_up():
     for parts in probes.gradient_agreement(model, idx, targets, 5).values():
         assert all(agreement == pytest.approx((1, 1), rel=1e-9) for agreement in parts.values())
     names = [name for name, _ in model.named_parameters()]
-    by_part = {part: [name for name in names if probes.part_of(name) == part] for part in probes.PARTS}
+    by_part = {part: [name for name in names if probes.part_of(name) == part] for part in probes.MODEL_PARTS}
     assert by_part["embedding"] == ["wte.weight"] and by_part["read-out"] == ["final_norm.weight", "head.weight"]
     assert by_part["routers"] == [f"blocks.{layer}.mlp.router.weight" for layer in range(model.config.n_layer)]
     assert sum(map(len, by_part.values())) == len(names)

@@ -1,13 +1,19 @@
 """Recorded results: what is made is kept, nothing is made twice, and the file says where each run comes from."""
 
 import json
+import runpy
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from minilooped import provenance as module
 from minilooped.provenance import differences, gpu_results, provenance, record
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+# The scripts that record run by run, but for reliability.py, which draws its runs, and gpu.py, which waits for a GPU.
+SCRIPTS = [path for path in sorted(BENCHMARKS.glob("*.py")) if " record(RESULTS" in path.read_text(encoding="utf-8")]
 
 RUNS = [dict(arm=arm, seed=seed) for seed in (1, 2) for arm in ("a", "b")]
 
@@ -44,15 +50,26 @@ def test_a_kill_while_the_file_is_written_loses_one_run(tmp_path, monkeypatch):
     record(path, {}, RUNS[:1], lambda **run: {})
     before = path.read_bytes()
 
-    def cut_short(self, text, **options):
-        with open(self, "w", **options) as file:
-            file.write(text[:20])
+    def cut_short(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:20])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pathlib.Path.write_text", cut_short)
+    monkeypatch.setattr("pathlib.Path.write_bytes", cut_short)
     with pytest.raises(KeyboardInterrupt):
         record(path, {}, RUNS, lambda **run: {})
     assert path.read_bytes() == before
+
+
+def test_arms_may_be_added_and_not_changed(tmp_path):
+    path, few = tmp_path / "mine.json", dict(width=8, arms=dict(a=dict(lr=1)))
+    record(path, few, RUNS[:1], lambda **run: {})
+    more = dict(width=8, arms=dict(b=dict(lr=2)))
+    record(path, more, RUNS[:2], lambda **run: {})
+    assert content(path)["settings"] == dict(width=8, arms=dict(a=dict(lr=1), b=dict(lr=2)))
+    for arm in ("a", "b"):
+        with pytest.raises(ValueError, match=rf"arms\.{arm}\.lr was . and is now 3"):
+            record(path, dict(width=8, arms={arm: dict(lr=3)}), RUNS, lambda **run: {})
 
 
 def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
@@ -108,6 +125,17 @@ def test_provenance_names_the_gpu_its_cuda_and_its_driver(tmp_path, monkeypatch)
     assert provenance("")["driver"] == "580.1"
 
 
+def test_the_commit_is_that_of_the_start_and_none_outside_a_checkout(tmp_path, monkeypatch):
+    commit = provenance("this")["commit"]
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert provenance("this")["commit"] == commit  # whatever this process has written since
+    module._commit.cache_clear()
+    try:
+        assert provenance("this")["commit"] is None
+    finally:
+        module._commit.cache_clear()
+
+
 def test_gpu_results_by_step_or_none(tmp_path):
     assert gpu_results(tmp_path / "nowhere") is None and gpu_results(tmp_path) is None
     record(tmp_path / "lr.json", dict(width=8), RUNS, lambda **run: dict(loss=1.0))
@@ -123,3 +151,13 @@ def test_a_switch_that_came_after_a_recording_agrees_while_it_is_off():
         "model.recompute was None and is now True"
     )
     assert differences(dict(model=dict(recompute=True)), dict(model=dict(recompute=False)))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_finds_all_its_runs_recorded_with_the_settings_that_it_has_now(script, monkeypatch):
+    def nothing_to_do(made_by):
+        raise AssertionError("a run is missing")
+
+    monkeypatch.setattr(module, "provenance", nothing_to_do)
+    monkeypatch.syspath_prepend(BENCHMARKS)  # they import each other
+    runpy.run_path(str(script), run_name="__main__")

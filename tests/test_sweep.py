@@ -269,9 +269,3 @@ def test_case_B1_B4_best_learning_rate_moves_without_scaling_and_not_with_it(wei
     losses = sweep(grid(["none", "inverse"], [1], [1, 8], lrs, [1, 2]), Regression(weight_decay=weight_decay))
     assert shift(losses, "none", (1, 1), (1, 8)).octaves < -0.5
     assert abs(shift(losses, "inverse", (1, 1), (1, 8)).octaves) < 0.5
-
-
-def test_provenance_outside_a_checkout_has_no_commit(monkeypatch):
-    assert provenance("this")["made_by"] == "this"
-    monkeypatch.setenv("GIT_DIR", "/nowhere")
-    assert provenance("this")["commit"] is None

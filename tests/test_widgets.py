@@ -26,8 +26,7 @@ from minilooped import plots, probes, toy, widgets
 from minilooped.ablation import ARMS, PARTS, Run, assembled
 from minilooped.data import CharTokenizer
 from minilooped.model import RULES, LoopedConfig, LoopedGPT, Row
-from minilooped.plan import PARTS as MEMORY_PARTS
-from minilooped.plan import Memory, at_loops, hours
+from minilooped.plan import MEMORY_PARTS, Memory, at_loops, hours
 from minilooped.presets import PRESETS
 from minilooped.sweep import Trial, grid, sweep
 from minilooped.train import sample

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from minilooped.checkpoint import checkpoints, load_checkpoint
 from minilooped.data import prepare
 from minilooped.model import LoopedConfig
+from minilooped.presets import LOOM_PARTS
 from minilooped.train import TrainConfig, train
 
 # Child processes start from a server that has imported torch once: importing it takes seconds, and forking the test
@@ -25,25 +27,10 @@ TEXT = "".join(f"{i} times {j} is {i * j}.\n" for i in range(12) for j in range(
 
 DENSE = LoopedConfig(block_size=8, n_layer=2, n_loop=2, n_head=2, n_embd=16, mlp="relu2", init_std=0.25)
 # Everything that is carried from loop to loop, and state that is not a parameter: LOOM in miniature.
-LOOM = LoopedConfig(
-    block_size=8,
-    n_layer=1,
-    n_loop=4,
-    n_head=2,
-    n_embd=16,
-    init_std=0.25,
-    rule="loom",
-    tie_embeddings=False,
-    reinject=True,
-    loop_residual=0.5,
-    loop_end_norm=True,
-    n_expert=4,
-    n_expert_shared=1,
-    router="per_loop",
-    gate="sigmoid",
-    moe_out_norm=True,
-    segment=2,
-)
+LOOM = replace(
+    LOOM_PARTS, block_size=8, n_layer=1, n_loop=4, n_head=2, n_embd=16, init_std=0.25, n_expert=4, n_expert_shared=1,
+    top_k=2, segment=2,
+)  # fmt: skip
 
 
 def prepared(folder: Path, text: str = TEXT, tokenizer: str = "char") -> Path:
