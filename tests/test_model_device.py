@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minilooped.model import LoopedGPT
 from minilooped.plan import any_expert_linear
+from minilooped.train import load_optimizer
 
 SHORT = dict(block_size=5, n_loop=2)
 FAMILIES = {
@@ -58,3 +59,19 @@ def test_reading_and_writing_stay_on_the_device(model, batch):
     for use_cache in (True, False):  # past the window, where the cache is given up
         out = model.generate(x[:, :3], model.config.block_size, top_k=5, use_cache=use_cache)
         assert out.device.type == "meta" and out.shape == (2, 3 + model.config.block_size)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_run_that_moves_has_its_step_counts_where_the_new_optimizer_wants_them(fused):
+    """A fused optimizer, as on CUDA, has them on the device, another on the CPU; torch asks the one that was saved."""
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.zeros(3, device="meta"))
+        optimizer = torch.optim.AdamW([weight])
+        state = optimizer.state_dict()
+        state["param_groups"][0]["fused"] = not fused
+        state["state"] = {0: dict(step=torch.tensor(7.0), exp_avg=torch.zeros(3), exp_avg_sq=torch.zeros(3))}
+        optimizer.defaults["fused"] = fused
+        load_optimizer(optimizer, state)
+        (moments,) = optimizer.state.values()
+        assert moments["step"].device.type == ("meta" if fused else "cpu")
+        assert moments["exp_avg"].device.type == "meta"
