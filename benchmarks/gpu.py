@@ -10,7 +10,11 @@ has nothing missing. On an 80 GB card `--minutes 5` should bring the first seed 
 minutes, then the measurements, and later calls the rest. A 16 GB card takes the same command and more calls: the
 training steps need 6 GB at most by `plan.memory`, a micro-batch of the presets is halved until it fits, and what cannot
 fit at all is a row that says "out of memory". Give another card another folder with --out: no row of training is made
-twice. The losses are meant for all 38 plays of Shakespeare:
+twice. With a quarter of an hour in all, begin with what tells most:
+
+    python benchmarks/gpu.py eager compiled lr loom --minutes 3.5
+
+The losses are meant for all 38 plays of Shakespeare:
 
     python data/make_shakespeare.py all_plays.txt
     minilooped prepare all_plays.txt
@@ -18,7 +22,9 @@ twice. The losses are meant for all 38 plays of Shakespeare:
 
 Without --data it is the embedded nine plays, of which 300 steps are two and a half passes.
 
-The protocol was written down before any run. No run has been made on a GPU yet: the minutes are guesses.
+The protocol was written down before any run. No run has been made on a GPU yet: the minutes are estimates for an H100.
+The small models of the training steps are bound by the launch of their kernels, so those minutes count operations, at 7
+microseconds each; the measurements count products, at a third of the card's best, and half a minute to compile a graph.
 
 Training (steps lr to compute). Width 384, 6 heads of 64, windows of 256 tokens in batches of 32, SwiGLU,
 init_std = width^(-1/2). 300 steps of AdamW (0.9, 0.95), weight decay 0.1, clipping at 1; a tenth of the steps warm-up,
@@ -87,6 +93,7 @@ import torch
 import tyro
 
 from minilooped import plan, probes
+from minilooped.checkpoint import fitting_memory
 from minilooped.data import digest, load_corpus
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import LOOM_PARTS, PRESETS
@@ -116,7 +123,8 @@ LOOPS, HEIGHTS, ROUNDS = (1, 2, 4, 8), (1, 3, 6, 9), (1, 3)
 LRS, FEW_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), (1e-3, 2e-3, 4e-3)
 BUDGETS = (600, 1200, 2400)  # steps * loops
 TRADES = {1: 25, 2: 11, 3: 7, 4: 4, 6: 2}  # loops: experts that a token visits in each
-SPEEDS = tuple(product(("gpt2-small", "gpt2-small-deeploop", "gpt2-small-4x3", "loom-small"), (1, 3, 7)))
+FOUR = ("gpt2-small", "gpt2-small-deeploop", "gpt2-small-4x3", "loom-small")
+SPEEDS = tuple((preset, n) for n, preset in product((3, 1, 7), FOUR))  # where time is up, each preset has been seen
 WAYS = {
     "ordinary backprop": dict(segment=None),
     "segments": dict(segment=3),
@@ -154,8 +162,9 @@ def attempt(work: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     began, outcome = time.perf_counter(), "ok"
     try:
-        found = work() or {}
-    except (torch.OutOfMemoryError, MemoryError):
+        with fitting_memory():
+            found = work() or {}
+    except MemoryError:
         found, outcome = {}, "out of memory"
     # Only here, where no exception holds them, the tensors of a run that failed can go.
     seconds, peak = time.perf_counter() - began, None
@@ -177,7 +186,7 @@ def device_name() -> str:
 class Grid:
     """Training runs: every arm at every loop count, learning rate and seed."""
 
-    minutes: float  # a guess, on an H100
+    minutes: float  # an estimate, on an H100
     arms: tuple[str, ...]
     n_loops: tuple[int, ...]
     lrs: tuple[float, ...]
@@ -338,7 +347,7 @@ def grids(data: str, toy: bool) -> dict[str, Grid]:
 class Table:
     """Measurements, a row each, on the device that is here."""
 
-    minutes: float  # a guess, on an H100
+    minutes: float  # an estimate, on an H100
     rows: tuple[dict[str, Any], ...]
     configs: dict[str, Any]  # the presets as they are measured
     measured: Callable[..., dict[str, Any]]
@@ -361,7 +370,8 @@ class Bench:
         self.device, _ = pick_device(train.device)
         dtype, _ = pick_dtype(self.device, train.dtype)
         self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, enabled=dtype != torch.float32)
-        self.model = LoopedGPT(config).to(self.device)
+        with self.device:  # made there: a CPU draws 300 million weights in seconds
+            self.model = LoopedGPT(config)
         self.optimizer = self.model.configure_optimizer(train.lr, train.weight_decay, optimizer=train.optimizer)
         self.next_loss = NextLoss(self.model)
 
@@ -400,9 +410,10 @@ def speed(config: LoopedConfig, train: TrainConfig, backend: str | None) -> dict
         for block in bench.model.blocks:
             block.compile(backend=backend)
     try:
-        first, _, *steady = [bench.seconds_of_a_step() for _ in range(2 + REPEATS)]
+        with fitting_memory():
+            first, _, *steady = [bench.seconds_of_a_step() for _ in range(2 + REPEATS)]
     except Exception as error:
-        if backend is None or isinstance(error, torch.OutOfMemoryError):
+        if backend is None or isinstance(error, MemoryError):
             raise
         return found | dict(outcome=f"not compiled: {type(error).__name__}: {str(error).splitlines()[0]}")
     seconds = statistics.median(steady)

@@ -130,13 +130,18 @@ def restoring(path: Path) -> Iterator[None]:
         ) from error
 
 
+# What torch says where memory is short, if it is no OutOfMemoryError: the CPU, Apple's GPU, and CUDA's libraries, whose
+# own working memory torch does not manage.
+FULL = "allocate memory|overflow|out of memory|ALLOC_FAILED"
+
+
 @contextmanager
 def fitting_memory() -> Iterator[None]:
     """One MemoryError, with the settings that help, for all that torch raises where the memory does not suffice."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or re.search("allocate memory|overflow", str(error), re.I):
+        if isinstance(error, torch.OutOfMemoryError) or re.search(FULL, str(error), re.I):
             raise MemoryError(
                 "this does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
                 "factor, or set recompute_loops, loss_chunk or segment, or lower block_size, n_loop, n_layer or n_embd"

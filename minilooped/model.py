@@ -401,7 +401,7 @@ class Router(nn.Module):
         if config.balance == "switch":  # E * sum of (share of the tokens) * (mean probability); 1 when balanced
             share = load.to(score.dtype) / load.sum()
             probability = (score / score.sum(dim=-1, keepdim=True)).mean(dim=0)
-            aux_loss = aux_loss + config.balance_coef * n_expert * share @ probability
+            aux_loss = aux_loss + config.balance_coef * n_expert * (share * probability).sum()
         return Routing(choice, weight, load, aux_loss)
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ import io
 import math
 import os
 import random
+import re
 import shlex
 import signal
 import threading
@@ -196,7 +197,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 # Dense bfloat16 products with float32 sums, as the makers' data sheets give them (without sparsity), in 1e12 operations
-# a second. The first name that occurs in the device's name counts.
+# a second. The first name that occurs in the device's name counts, if no digit follows it: an A4000 is no A40.
 PEAK_TFLOPS = {
     "B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362,
     "L40": 181, "L4": 121, "A40": 150, "A10G": 70, "A10": 125, "A6000": 155, "RTX 5090": 209, "RTX 4090": 165,
@@ -206,7 +207,7 @@ PEAK_TFLOPS = {
 
 def peak_tflops(device_name: str) -> float | None:
     """The best that a GPU can do in bfloat16, in TFLOP/s, by its name; None if it is not in the table."""
-    return next((float(peak) for name, peak in PEAK_TFLOPS.items() if name in device_name), None)
+    return next((float(peak) for name, peak in PEAK_TFLOPS.items() if re.search(rf"{name}(?!\d)", device_name)), None)
 
 
 class AttentionCalls(TorchDispatchMode):
@@ -496,6 +497,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
                 shape = () if name == "step" else parameter.shape
                 if moment.shape != shape:
                     raise ValueError(f"{name} is {tuple(moment.shape)}, of a parameter of {tuple(parameter.shape)}")
+            if "step" in moments:  # torch has put it where the optimizer that was saved wants it
+                moments["step"] = moments["step"].to(parameter.device if part.defaults["fused"] else "cpu")
 
 
 def micro_batches_of_peak(model_config: LoopedConfig, grad_accum: int) -> int:
@@ -548,6 +551,8 @@ def fit_micro_batch(
             if config.batch_size % 2 or world_size() > 1:
                 raise
         # Here, and not above: an exception that is being handled holds the memory of all that led to it.
+        if config.compile:  # else the second size would be compiled as any size, which is slower in all steps to come
+            torch.compiler.reset()
         config = replace(config, batch_size=config.batch_size // 2, grad_accum=config.grad_accum * 2)
         say(f"notice   a micro-batch did not fit: batch_size {config.batch_size}, grad_accum {config.grad_accum} now")
 

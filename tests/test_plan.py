@@ -131,7 +131,7 @@ def test_hours_are_operations_over_speed():
 def test_every_name_in_the_table_of_peaks_finds_its_own_entry():
     # H200 is part of GH200, A10 of A100 and of A10G: the longer name has to come first
     assert all(peak_tflops(f"NVIDIA {name} 80GB") == peak for name, peak in PEAK_TFLOPS.items())
-    assert peak_tflops("NVIDIA GeForce RTX 2080") is None
+    assert peak_tflops("NVIDIA GeForce RTX 2080") is peak_tflops("NVIDIA RTX A4000") is None
 
 
 @pytest.mark.parametrize("preset", PRESETS)

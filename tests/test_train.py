@@ -762,6 +762,8 @@ def test_a_step_that_does_not_fit_fails_before_training_and_names_the_knobs(tmp_
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 16000000000 bytes"),
     RuntimeError("Storage size calculation overflowed with sizes=[4000000000, 4000000000]"),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 17 GiB, max allowed: 18 GiB)"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 ])  # fmt: skip
 def test_a_model_that_does_not_fit_is_the_same_error(tmp_path, monkeypatch, error):
     """The allocators of CPU and GPU raise errors of their own."""
@@ -990,6 +992,21 @@ def test_case_D1_one_graph_serves_all_loops_and_layers(tmp_path, graphs, n_loop)
     config = settings(tmp_path, max_steps=2, eval_every=1, eval_batches=1, dtype="float32", compile=True)
     train(replace(DENSE, n_loop=n_loop), config)
     assert graphs["n"] == 1
+
+
+def test_a_halved_micro_batch_is_compiled_for_its_own_size(tmp_path, monkeypatch, graphs):
+    """Left to itself torch compiles the second size as any size, and does not compile the third."""
+    run_loop = LoopedGPT.run_loop
+
+    def small_device(model, h, *arguments):
+        out = run_loop(model, h, *arguments)
+        if torch.is_grad_enabled() and len(h) > 2:
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+        return out
+
+    monkeypatch.setattr(LoopedGPT, "run_loop", small_device)
+    train(DENSE, settings(tmp_path, batch_size=8, max_steps=1, dtype="float32", compile=True))
+    assert graphs["n"] == 3, "for 8 rows, 4 and 2"
 
 
 @pytest.mark.parametrize("n_loop", [1, 5])
