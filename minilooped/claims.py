@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from . import ablation, probes, sweep, toy
+from .data import make_folder, write_atomically
 from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
 from .train import NextLoss, train_step
 
@@ -1513,11 +1514,9 @@ def record(folder: Path, results: Results, source: dict[str, Any]) -> None:
         rounded = {name: Measured(*(float(f"{x:.6g}") for x in value)) for name, value in measured.items()}
         ledger[id] = dict(measured=rounded, provenance=source)
     ledger = {id: ledger[id] for id in CLAIMS if id in ledger}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, text in (("claims.json", json.dumps(ledger, indent=1) + "\n"), ("claims.md", page(ledger))):
-        new = folder / f"{name}.new"
-        new.write_text(text, encoding="utf-8")
-        new.replace(folder / name)
+        write_atomically(folder / name, text.encode("utf-8"))
 
 
 def page(ledger: Ledger) -> str:

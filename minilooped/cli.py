@@ -336,7 +336,7 @@ def eval_(argv: list[str]) -> int:
     import tyro
 
     from .checkpoint import find_run, load_model, read_config
-    from .data import write_atomically
+    from .data import make_folder, write_atomically
     from .provenance import provenance
     from .train import pick_device
 
@@ -370,7 +370,7 @@ def eval_(argv: list[str]) -> int:
     if asked.out is not None:  # what cannot be written is refused before the work
         if asked.out.exists():
             raise ValueError(f"{asked.out} exists: give another file with --out, or remove it")
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(asked.out.parent)
     run = find_run(asked.run)
     threads = read_config(run)["train"].get("threads")
     if threads is not None:  # as for sampling
@@ -433,7 +433,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
         return 1
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:
-        print(f"minilooped {asked.command}: {error}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:  # the system's own words
+            message = f"{error.filename}: {error.strerror}: is the path right, and are you allowed to use it?"
+        print(f"minilooped {asked.command}: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"minilooped {asked.command}: stopped at once", file=sys.stderr)

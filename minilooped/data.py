@@ -16,7 +16,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -241,9 +241,10 @@ def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> Non
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.spec(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # The old header goes first and the new one comes last, so that a header never stands beside another file's ids.
-    path.with_suffix(".json").unlink(missing_ok=True)
+    with writing(path.with_suffix(".json")):
+        path.with_suffix(".json").unlink(missing_ok=True)
     write_atomically(path, ids.astype(dtype).tobytes())
     write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1).encode("utf-8"))
 
@@ -259,15 +260,31 @@ def writing(path: Path, kept: str = "nothing half-written is left") -> Iterator[
         raise OSError(f"{path} could not be written ({reason}): make room or choose another place; {kept}") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all. ``OSError`` if that fails."""
+@contextmanager
+def replacing(path: Path, kept: str = "nothing half-written is left") -> Iterator[Path]:
+    """The name to write a file under: it takes its own when it is whole and on the disk. ``OSError`` if that fails."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with writing(path):
-            temporary.write_bytes(content)
+        with writing(path, kept):
+            yield temporary
+            with open(temporary, "r+b") as file:  # or a power cut could leave the name without its content
+                os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes, kept: str = "nothing half-written is left") -> None:
+    """Write a file, whole or not at all. ``OSError`` if that fails."""
+    with replacing(path, kept) as temporary:
+        temporary.write_bytes(content)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there. ``OSError`` if that fails."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def refuse_links(folder: Path) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from .data import BatchStream, Corpus, eval_windows, load_corpus
+from .data import BatchStream, Corpus, eval_windows, load_corpus, make_folder, replacing, writing
 from .model import LoopedConfig, LoopedGPT, Row, rms_norm
 from .provenance import differences, provenance
 from .train import (
@@ -195,12 +195,15 @@ def sweep(
     elif path is not None:
         head |= provenance(made_by)
     if path is not None:  # anew, without the line that a kill may have cut
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         _write(path, head, done)
     for trial in tqdm([trial for trial in dict.fromkeys(trials) if trial not in done], unit="run"):
         done[trial] = task(trial)
         if path is not None:
-            with open(path, "a", encoding="utf-8", newline="") as file:
+            with (
+                writing(path, "the results before this one are there, and the same command goes on"),
+                open(path, "a", encoding="utf-8", newline="") as file,
+            ):
                 csv.writer(file, lineterminator="\n").writerow([*asdict(trial).values(), done[trial]])
     return {trial: done[trial] for trial in trials}
 
@@ -225,13 +228,11 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[Trial, float]]:
 
 
 def _write(path: Path, head: Mapping[str, Any], losses: Losses) -> None:
-    new = path.with_name(path.name + ".new")
-    with open(new, "w", encoding="utf-8", newline="") as file:
+    with replacing(path) as new, open(new, "w", encoding="utf-8", newline="") as file:
         file.write(f"# {json.dumps(head)}\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
-    new.replace(path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

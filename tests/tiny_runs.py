@@ -117,7 +117,7 @@ def sign(checkpoint: Path):
 
 
 def fingerprint(run: Path) -> str:
-    """sha256 of all that the last checkpoint holds: weights, optimizer, random generators, data position."""
+    """sha256 of what the last checkpoint goes on with: weights, optimizer, random generators, data position."""
     _, step, weights, state = load_checkpoint(run)
     digest = hashlib.sha256(str(step).encode("utf-8"))
 
@@ -135,5 +135,5 @@ def fingerprint(run: Path) -> str:
             digest.update(repr(value).encode("utf-8"))
 
     add(weights)
-    add({key: part for key, part in state.items() if key != "seconds"})
+    add({key: part for key, part in state.items() if key not in ("seconds", "settings")})
     return digest.hexdigest()
