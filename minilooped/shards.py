@@ -185,12 +185,13 @@ def write_shard(path: Path, dtype: str, documents: Iterator[Document], size: int
     make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", buffering=0) as file:  # a buffer would meet a full disk once more when it is closed
             while count < size and (document := next(documents, None)):
                 content = document.ids.astype(dtype).tobytes()
                 with writing(path, "the shards before it are whole, and the same command goes on"):
-                    file.write(content)
-                    file.flush()  # or a full disk is noticed when nobody knows of which file
+                    left = memoryview(content)
+                    while left:
+                        left = left[file.write(left) :]
                 sha256.update(content)
                 bar.update(len(document.ids))
                 count, last = count + len(document.ids), document

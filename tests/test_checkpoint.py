@@ -246,7 +246,7 @@ def test_a_run_has_one_writer_and_is_free_when_that_is_gone(tmp_path):
     with pytest.raises(KeyError), only_writer(tmp_path):
         raise KeyError
     hold()
-    child = children.Process(target=hold_forever, args=(tmp_path,))
+    child = children.Process(target=hold_forever, args=(tmp_path,), daemon=True)
     child.start()
     deadline = time.monotonic() + 60
     while not (tmp_path / "held").exists():

@@ -531,7 +531,7 @@ def test_two_trainings_of_one_run_are_refused(tmp_path):
     run = tmp_path / "runs" / "tiny"
     child = start_child(config, False, 0, run)
     with pytest.raises(ValueError, match=f"another process trains {run}: wait for it, stop it, or start a new run"):
-        train(LOOM, config, resume=True)
+        train(LOOM, replace(config, max_steps=newest_step(run) + 99), resume=True)
     child.kill()
     child.join()
     config = replace(config, max_steps=newest_step(run) + 1)

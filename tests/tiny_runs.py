@@ -90,7 +90,7 @@ def newest_step(run: Path) -> int:
 
 def start_child(config: TrainConfig, resume: bool, past_step: int, run: Path):
     """A process that trains LOOM and has made a checkpoint after `past_step`."""
-    child = children.Process(target=train_in_child, args=(LOOM, config, resume))
+    child = children.Process(target=train_in_child, args=(LOOM, config, resume), daemon=True)  # gone with the test
     child.start()
     deadline = time.monotonic() + 60
     while newest_step(run) <= past_step:
