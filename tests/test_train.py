@@ -35,6 +35,7 @@ from tiny_runs import (
 )
 from torch import nn
 
+from minilooped import plots
 from minilooped import train as trainer
 from minilooped.checkpoint import checkpoints, load_checkpoint, load_model, read_config, shell_command
 from minilooped.data import BatchStream, load_corpus
@@ -676,6 +677,18 @@ def test_a_log_is_written_anew_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"log.csv could not be written \(disk full\)"):
         train(DENSE, replace(config, max_steps=4), resume=True)
     assert log.read_bytes() == before
+
+
+def test_a_plot_is_drawn_whole_or_not_at_all(tmp_path, monkeypatch):
+    def half_way(axes, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "disk full")
+
+    monkeypatch.setattr(plots, "save", half_way)
+    with pytest.raises(OSError, match=r"loss.png could not be written \(disk full\)"):
+        train(DENSE, settings(tmp_path, max_steps=2))
+    run = tmp_path / "runs" / "tiny"
+    assert not list(run.glob("loss*")) and load_model(run), "all but the plot is there"
 
 
 # -- kills and signals -------------------------------------------------------------------------------------------------
