@@ -636,7 +636,8 @@ def attacks(folder: Path, secret: Path, marker: Path) -> dict[str, tuple[Callabl
     def names(*places: str) -> Callable[[], Any]:
         def edit(manifest: dict) -> None:
             for place, shard in zip(places, manifest["shards"], strict=False):
-                shard |= dict(file=place, tokens=secret.stat().st_size // 2, sha256=sha256(secret.read_bytes()))
+                if place != shard["file"]:
+                    shard |= dict(file=place, tokens=secret.stat().st_size // 2, sha256=sha256(secret.read_bytes()))
 
         return lambda: edit_json(shards / MANIFEST, edit)
 
@@ -701,7 +702,7 @@ ATTACKS = list(attacks(Path("a"), Path("b"), Path("c")))
 def strangers(draw: random.Random, folder: Path, name: str | None = None) -> Figures:
     shutil.copytree(stage(), folder / "given")
     secret, marker = folder / "secret.bin", folder / "marker"
-    secret.write_bytes(bytes(range(16)) * 100)
+    shutil.copy(folder / "given" / "tokens" / "train.bin", secret)  # as tokens it would do
     before = secret.read_bytes(), sorted(os.listdir(folder))
     attack, argv = attacks(folder / "given", secret, marker)[name or draw.choice(ATTACKS)]
     attack()
@@ -729,7 +730,10 @@ def kernels(draw: random.Random, folder: Path, interrupts: int = INTERRUPTS) -> 
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(folder), env=environment)
 
     def run(code: str, expect: tuple[str, ...] = ("ok",)) -> dict[str, Any]:
-        return answer(client.execute(code), code, expect)
+        return answer(execute(code), code, expect)
+
+    def execute(code: str) -> str:
+        return client.execute(code, stop_on_error=False)  # else what comes soon after an error is thrown away
 
     def answer(asked: str, code: str, expect: tuple[str, ...]) -> dict[str, Any]:
         reply = {}
@@ -746,15 +750,16 @@ def kernels(draw: random.Random, folder: Path, interrupts: int = INTERRUPTS) -> 
         # So that the moments below are of training.
         run("train(model_config, replace(config, name='warm', max_steps=1))")
         for number in range(interrupts):
-            cell, runs = f"result = train(model_config, replace(config, name='cell{number}'))", []
+            cell, runs = (
+                f"print('begun', flush=True)\nresult = train(model_config, replace(config, name='cell{number}'))",
+                [],
+            )
             for again in range(2):  # the cell, and the cell once more
                 first = {path: fingerprint(path) for path in runs}
                 run("result = None")
-                asked = client.execute(cell)
-                message = {}  # what is not yet executed cannot be interrupted
-                while (message.get("msg_type"), message.get("parent_header", {}).get("msg_id")) != (
-                    "execute_input", asked,
-                ):  # fmt: skip
+                asked = execute(cell)
+                message = {}  # an interrupt before the cell begins ends in the kernel, and the cell is never answered
+                while (message.get("msg_type"), message.get("parent_header", {}).get("msg_id")) != ("stream", asked):
                     message = client.get_iopub_msg(timeout=120)
                 time.sleep(draw.uniform(0, 0.6))
                 manager.interrupt_kernel()
@@ -859,11 +864,13 @@ def measure(part: str, first: int, cases: int) -> dict[str, Any]:
 def page(stored: dict[str, Any]) -> str:
     """The record, summed up for a reader."""
     about = stored["provenance"]
+    later = "".join(f", gone on with at {part['commit']} on {part['date']}" for part in stored.get("extended", []))
     lines = [
         "# What is lost when things go wrong",
         "",
         f"Made by `{about['made_by']}` at commit {about['commit']} on {about['date']} (torch {about['torch']}, "
-        f"{about['cpu']}). What a case is stands at the top of that file; `--replay PART NUMBER` runs one again.",
+        f"{about['cpu']}){later}. What a case is stands at the top of that file; `--replay PART NUMBER` runs one "
+        "again.",
         "",
         "| part | cases | what came out | broken promises | slowest case, CPU s (number) |",
         "|---|---:|---|---:|---:|",

@@ -7,7 +7,7 @@
         step-1500/             one complete checkpoint; the previous one is kept beside it
         step-2000/
             model.safetensors  the weights
-            state.pt           what else it takes to go on bit for bit: optimizer, random generators, data position
+            state.pt           what else it takes to go on bit for bit: optimizer, random generators, data position, ...
             sha256             of these two, so that a damaged checkpoint is noticed and the one before it used
 
 A checkpoint is one folder, so weights and optimizer are always of the same step. It is written under another name and
@@ -23,8 +23,9 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,13 +34,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .data import Tokenizer, tokenizer_from_spec
-from .files import in_a_line, refuse_links, writing
+from .files import in_a_line, make_folder, refuse_links, replacing, write_atomically, writing
 from .model import LoopedConfig, LoopedGPT
 
 T = TypeVar("T")
 
 # What a run that could not write says.
-KEPT = "the checkpoints that are there are whole, and `minilooped train --resume` goes on from the newest"
+KEPT = "checkpoints that are there are whole, and `minilooped train --resume` goes on from the newest"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints
@@ -77,11 +78,9 @@ def save_checkpoint(run: Path, step: int, weights: dict[str, Tensor], state: dic
 
 def publish_weights(run: Path, checkpoint: Path) -> Path:
     """Copy a checkpoint's weights to ``run/model.safetensors``, whole or not at all."""
-    temporary, path = run / "model.safetensors.tmp", run / "model.safetensors"
-    with writing(path, KEPT):
+    path = run / "model.safetensors"
+    with replacing(path, KEPT) as temporary:
         shutil.copyfile(checkpoint / path.name, temporary)
-        _flush_to_disk(temporary)
-        os.replace(temporary, path)
     return path
 
 
@@ -112,7 +111,8 @@ def _sum(file: Path) -> str:
 
 def _unharmed(file: Path) -> Path:
     """A file of a checkpoint; ``ValueError`` unless every byte is as it was written. Its readers would not notice."""
-    if _sum(file) not in (file.parent / "sha256").read_text(encoding="utf-8").splitlines(keepends=True):
+    sums = file.parent / "sha256"  # older versions wrote none
+    if sums.exists() and _sum(file) not in sums.read_text(encoding="utf-8").splitlines(keepends=True):
         raise ValueError(f"{file.name} is not what was written: its sha256 differs")
     return file
 
@@ -124,7 +124,7 @@ def restoring(path: Path) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:  # a RuntimeError too
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError, OverflowError) as error:
         raise ValueError(
             f"{path} does not fit the config of its run ({in_a_line(error)}): restore it, or train again"
         ) from error
@@ -152,14 +152,17 @@ def fitting_memory() -> Iterator[None]:
 def _newest(run: Path, folders: list[Path], read: Callable[[Path], T]) -> T:
     for path in reversed(folders):
         try:
-            return read(path)
+            found = read(path)
+            if path != run and not (path / "sha256").exists():
+                print(f"notice   {path} has no file sha256, as in older versions: damage to it may not be noticed")
+            return found
         except Exception as error:  # a damaged file can make its reader fail in any way
             if isinstance(error, pickle.UnpicklingError):
                 reason = "state.pt is damaged, or holds more than tensors, numbers and text"
             else:
                 reason = in_a_line(error)
             print(f"{path} cannot be read ({reason}): trying the one before")
-    raise ValueError(f"{run} has no checkpoint that can be read: train again under another name")
+    raise ValueError(f"{run} has no checkpoint that can be read: restore one, or train again under another name")
 
 
 def _flush_to_disk(path: Path) -> None:
@@ -182,14 +185,33 @@ def new_run(runs: str | Path, name: str) -> Path:
     """Make the folder ``runs/name``, or ``runs/name-2``, ``-3``, ... where that exists: no run is ever overwritten."""
     if not re.fullmatch(r"[\w.+=-]+", name) or name.startswith("."):
         raise ValueError(f"name={name!r} has to be usable as a folder name: letters, digits and any of _ - + = .")
-    number = 1
-    while True:
+    make_folder(Path(runs))
+    for number in count(1):
         run = Path(runs) / (name if number == 1 else f"{name}-{number}")
-        try:
-            run.mkdir(parents=True)
+        with writing(run), suppress(FileExistsError):
+            run.mkdir()
             return run
-        except FileExistsError:
-            number += 1
+
+
+@contextmanager
+def only_writer(run: Path) -> Iterator[None]:
+    """``ValueError`` if another training writes to this run: two would mix up the log and delete each other's
+    checkpoints. The system forgets the lock with the process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    descriptor = os.open(run, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # nor have some network drives
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(f"another process trains {run}: wait for it, stop it, or start a new run") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def shell_command() -> str:
@@ -211,11 +233,7 @@ def find_run(run: str | Path, runs: str | Path = "runs") -> Path:
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
     """Write ``config.json``, whole or not at all."""
-    temporary = run / "config.json.tmp"
-    with writing(run / "config.json", KEPT):
-        temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _flush_to_disk(temporary)
-        os.replace(temporary, run / "config.json")
+    write_atomically(run / "config.json", (json.dumps(config, indent=2) + "\n").encode("utf-8"), KEPT)
 
 
 def read_config(run: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from . import ablation, probes, sweep, toy
-from .files import write_atomically
+from .files import make_folder, write_atomically
 from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
 from .provenance import RESULTS
 from .train import NextLoss, train_step
@@ -1510,7 +1510,7 @@ def record(folder: Path, results: Results, source: dict[str, Any]) -> None:
         rounded = {name: Measured(*(float(f"{x:.6g}") for x in value)) for name, value in measured.items()}
         ledger[id] = dict(measured=rounded, provenance=source)
     ledger = {id: ledger[id] for id in CLAIMS if id in ledger}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, text in (("claims.json", json.dumps(ledger, indent=1) + "\n"), ("claims.md", page(ledger))):
         write_atomically(folder / name, text)
 

@@ -348,7 +348,7 @@ def eval_(argv: list[str]) -> int:
 
     import tyro
 
-    from .files import write_atomically
+    from .files import make_folder, write_atomically
     from .provenance import provenance
 
     @dataclass(frozen=True)
@@ -381,7 +381,7 @@ def eval_(argv: list[str]) -> int:
     if asked.out is not None:  # what cannot be written is refused before the work
         if asked.out.exists():
             raise ValueError(f"{asked.out} exists: give another file with --out, or remove it")
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(asked.out.parent)
     model, tokenizer = _trained(asked.run, asked.device)
     lms = [LoopedLM(model, tokenizer, n, asked.batch_size) for n in dict.fromkeys(asked.n_loop or [None])]
     tasks = load_tasks(asked.tasks, asked.include_path, asked.num_fewshot)
@@ -440,7 +440,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
         return 1
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:
-        print(f"minilooped {asked.command}: {error}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:  # the system's own words
+            message = f"{error.filename}: {error.strerror}: is the path right, and are you allowed to use it?"
+        print(f"minilooped {asked.command}: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"minilooped {asked.command}: stopped at once", file=sys.stderr)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .files import refuse_links, write_atomically
+from .files import make_folder, refuse_links, write_atomically, writing
 
 EMBEDDED_SHA256 = {
     "shakespeare.txt": "6aacfa576971da2edcb10579bb6ae7f2b7507c963dfb9a4a402b98813fe43fc4",
@@ -249,9 +249,10 @@ def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> Non
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.spec(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # The old header goes first and the new one comes last, so that a header never stands beside another file's ids.
-    path.with_suffix(".json").unlink(missing_ok=True)
+    with writing(path.with_suffix(".json")):
+        path.with_suffix(".json").unlink(missing_ok=True)
     write_atomically(path, ids.astype(dtype).tobytes())
     write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1))
 

@@ -11,6 +11,7 @@ choices and loops once is GPT-2, and is written as such.
 import json
 import os
 import shutil
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from .checkpoint import find_run, load_model, new_run, write_config
 from .data import BPETokenizer, Tokenizer, embedded
-from .files import in_a_line
+from .files import in_a_line, replacing, writing
 from .model import LoopedConfig, LoopedGPT
 from .train import TrainConfig
 
@@ -177,10 +178,12 @@ def export_hf(run: str | Path, out: str | Path | None = None) -> Path:
         theirs.generation_config.bos_token_id = theirs.generation_config.eos_token_id = tokens.eos_token_id
     temporary = out.with_name(out.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
-    for part in (theirs, tokens):
-        if part is not None:
-            part.save_pretrained(temporary)
-    os.replace(temporary, out)
+    with writing(out), ExitStack() as cleanup:
+        cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)  # what is half-written fills the disk
+        for part in (theirs, tokens):
+            if part is not None:
+                part.save_pretrained(temporary)
+        os.replace(temporary, out)
     return out
 
 
@@ -211,7 +214,8 @@ def import_gpt2(path: str | Path, name: str = "gpt2", runs: str | Path = "runs")
     _refuse_other_vocabularies(path, model.config.vocab_size)
     tokenizer = BPETokenizer("gpt2")
     run = new_run(runs, name)
-    save_file(model.state_dict(), run / "model.safetensors")
+    with replacing(run / "model.safetensors") as temporary:
+        save_file(model.state_dict(), temporary)
     # Last, since a folder with a config.json is a run.
     training = TrainConfig(name=run.name, runs=str(runs), tokenizer="gpt2")  # no training took place: the defaults
     write_config(run, {"model": asdict(model.config), "train": asdict(training), "tokenizer": tokenizer.spec()})

@@ -3,7 +3,7 @@
 import os
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -20,16 +20,31 @@ def writing(path: Path, kept: str = "nothing half-written is left") -> Iterator[
         raise OSError(f"{path} could not be written ({reason}): make room or choose another place; {kept}") from error
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file, whole or not at all; text as UTF-8, line ends as they are. ``OSError`` if that fails."""
-    content = content.encode("utf-8") if isinstance(content, str) else content
+@contextmanager
+def replacing(path: Path, kept: str = "nothing half-written is left") -> Iterator[Path]:
+    """The name to write a file under: it takes its own when it is whole and on the disk. ``OSError`` if that fails."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with writing(path):
-            temporary.write_bytes(content)
+        with writing(path, kept):
+            yield temporary
+            with open(temporary, "r+b") as file:  # or a power cut could leave the name without its content
+                os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes, kept: str = "nothing half-written is left") -> None:
+    """Write a file, whole or not at all; text as UTF-8, line ends as they are. ``OSError`` if that fails."""
+    with replacing(path, kept) as temporary:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there. ``OSError`` if that fails."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def refuse_links(folder: Path) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from .data import FORMAT, MANIFEST, BPETokenizer, damages, read_manifest, storage_dtype
-from .files import in_a_line, write_atomically
+from .files import in_a_line, make_folder, write_atomically, writing
 
 SHARD_TOKENS = 100_000_000  # 200 MB
 BATCH_CHARACTERS = 4_000_000  # tokenized at a time: about a thousand pages of the web
@@ -172,13 +172,16 @@ def say_what_it_takes(folder: Path, manifest: dict[str, Any], first: list[Docume
 def write_shard(path: Path, dtype: str, documents: Iterator[Document], size: int, bar: tqdm) -> dict[str, Any] | None:
     """Write documents until there are `size` tokens, and return the shard's entry; None if no document is left."""
     count, sha256, last = 0, hashlib.sha256(), None
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", buffering=0) as file:  # a buffer would meet a full disk once more when it is closed
             while count < size and (document := next(documents, None)):
                 content = document.ids.astype(dtype).tobytes()
-                file.write(content)
+                with writing(path, "the shards before it are whole, and the same command goes on"):
+                    left = memoryview(content)
+                    while left:
+                        left = left[file.write(left) :]
                 sha256.update(content)
                 bar.update(len(document.ids))
                 count, last = count + len(document.ids), document

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from .data import BatchStream, Corpus, eval_windows, load_corpus
-from .files import write_atomically
+from .files import make_folder, write_atomically, writing
 from .model import LoopedConfig, LoopedGPT, Row, rms_norm
 from .provenance import differences, provenance
 from .train import (
@@ -209,12 +209,15 @@ def sweep(
     elif path is not None:
         head |= provenance(made_by)
     if path is not None:  # anew, without the line that a kill may have cut
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         _write(path, head, done)
     for trial in tqdm([trial for trial in dict.fromkeys(trials) if trial not in done], unit="run"):
         done[trial] = task(trial)
         if path is not None:
-            with open(path, "a", encoding="utf-8", newline="") as file:
+            with (
+                writing(path, "the results before this one are there, and the same command goes on"),
+                open(path, "a", encoding="utf-8", newline="") as file,
+            ):
                 csv.writer(file, lineterminator="\n").writerow([*asdict(trial).values(), done[trial]])
     return {trial: done[trial] for trial in trials}
 

@@ -14,6 +14,7 @@ What a run leaves on disk is described in checkpoint.py.
 
 import csv
 import io
+import json
 import math
 import os
 import random
@@ -42,6 +43,7 @@ from .checkpoint import (
     fitting_memory,
     load_checkpoint,
     new_run,
+    only_writer,
     publish_weights,
     read_config,
     restoring,
@@ -59,7 +61,7 @@ from .data import (
     load_corpus,
     tokenizer_from_spec,
 )
-from .files import write_atomically, writing
+from .files import replacing, write_atomically, writing
 from .model import LoopedConfig, LoopedGPT, evaluating
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -557,20 +559,22 @@ def fit_micro_batch(
         say(f"notice   a micro-batch did not fit: batch_size {config.batch_size}, grad_accum {config.grad_accum} now")
 
 
-def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
-    """``ValueError`` that lists what differs from the settings the run was trained with."""
+def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs in the settings of model and training, but for those that a resumed run may change."""
     # A field that came later than the run had its default.
-    before = {"model": asdict(LoopedConfig()) | stored["model"], "train": asdict(TrainConfig()) | stored["train"]}
-    changes = [
+    before = {"model": asdict(LoopedConfig()) | before["model"], "train": asdict(TrainConfig()) | before["train"]}
+    return "; ".join(
         f"{name} was {before[part][name]!r} and is now {value!r}"
         for part in before
         for name, value in now[part].items()
         if name not in FREE_ON_RESUME and before[part][name] != value
-    ]
-    if changes:
-        raise ValueError(
-            f"{run} cannot go on with other settings ({'; '.join(changes)}): give the old ones, or a new run"
-        )
+    )
+
+
+def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
+    """``ValueError`` that lists what differs from the settings the run was trained with."""
+    if changed := changes(stored, now):
+        raise ValueError(f"{run} cannot go on with other settings ({changed}): give the old ones, or a new run")
     check_same_tokenizer(run_tokenizer(run, stored), tokenizer_from_spec(now["tokenizer"]))
 
 
@@ -656,17 +660,20 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         settings = {"model": asdict(model_config), "train": asdict(config), "tokenizer": corpus.tokenizer.spec()}
         if resume:
             run = find_run(config.name, config.runs)
+            if rank == 0:
+                cleanup.enter_context(only_writer(run))
             stored = read_config(run)
             refuse_changes(run, stored, settings)
             last_good, step, weights, state = load_checkpoint(run)
             if step >= config.max_steps:
                 raise ValueError(f"{run} has done its {step} steps: give a larger max_steps to go on")
             with restoring(last_good):
-                n_tokens, its_sha256, its_machine = (state[key] for key in ("n_tokens", "tokens_sha256", "machine"))
+                n_tokens, its_sha256 = int(state["n_tokens"]), str(state["tokens_sha256"])
                 updates, seconds = int(state["updates"]), float(state["seconds"])
-                missing = machine.keys() - its_machine.keys()
-                if missing:
-                    raise KeyError(", ".join(sorted(missing)))
+                its_machine = {key: type(now)(state["machine"][key]) for key, now in machine.items()}
+                edited = changes(json.loads(json.dumps(state.get("settings", stored))), settings)
+            if edited:
+                raise ValueError(f"{run / 'config.json'} is not that of {last_good.name} ({edited}): restore it")
             if n_tokens != len(corpus.train):
                 raise ValueError(
                     f"{run} was trained on {n_tokens} tokens, {config.data!r} now has {len(corpus.train)}: "
@@ -730,6 +737,8 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         # -- the folder --
         if not resume:
             run = new_run(config.runs, config.name) if rank == 0 else Path(config.runs) / config.name
+            if rank == 0:
+                cleanup.enter_context(only_writer(run))
         if rank == 0:
             write_config(run, settings)
             write_log(run / "log.csv", history)
@@ -740,6 +749,7 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             state = dict(
                 optimizer=optimizer.state_dict(), stream=stream.state_dict(), random=random_state(), updates=updates,
                 seconds=seconds, n_tokens=len(corpus.train), tokens_sha256=tokens_sha256, machine=machine,
+                settings=settings,
             )  # fmt: skip
             return save_checkpoint(run, step, model.state_dict(), state) if rank == 0 else None
 
@@ -866,4 +876,5 @@ def plot_losses(history: list[dict[str, float | None]], val_loss: float, path: P
 
     estimates = [(row["step"], row["val_loss"]) for row in history if row["val_loss"] is not None]
     steps, losses = [row["step"] for row in history], [row["loss"] for row in history]
-    plots.save(plots.training_curve(steps, losses, estimates, val_loss, title=path.parent.name), path)
+    with replacing(path, KEPT) as temporary:
+        plots.save(plots.training_curve(steps, losses, estimates, val_loss, title=path.parent.name), temporary)

@@ -6,9 +6,11 @@ import random
 import shutil
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tiny_runs import children, sign
 
 from minilooped import checkpoint
@@ -19,6 +21,7 @@ from minilooped.checkpoint import (
     load_checkpoint,
     load_model,
     new_run,
+    only_writer,
     publish_weights,
     read_config,
     save_checkpoint,
@@ -46,13 +49,15 @@ def test_a_checkpoint_comes_back_and_the_one_before_is_kept(tmp_path):
     assert load_checkpoint(tmp_path).step == 200 and is_good(load_checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize("part", ["save_file", "torch.save", "fsync", "os.replace"])
-def test_a_save_that_breaks_off_leaves_the_last_checkpoint(tmp_path, monkeypatch, part):
+@pytest.mark.parametrize("part, error", [
+    ("save_file", SafetensorError), ("torch.save", RuntimeError), ("fsync", OSError), ("os.replace", OSError)
+])  # fmt: skip
+def test_a_save_that_breaks_off_leaves_the_last_checkpoint(tmp_path, monkeypatch, part, error):
     save(tmp_path, 1)
 
     def half_way(data, path, *_):
         open(path, "wb").write(b"half")
-        raise OSError("no space left on device")
+        raise error("no space left on device")
 
     def not_at_all(*_):
         raise OSError("input/output error")
@@ -114,10 +119,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caps
     assert load_checkpoint(tmp_path).step == 2 and is_good(load_checkpoint(tmp_path))
 
 
-def test_a_checkpoint_whose_sums_are_lost_is_passed_over(tmp_path, capsys):
+def test_a_checkpoint_without_sums_is_used_and_a_line_says_what_that_means(tmp_path, capsys):
+    """Older versions wrote none, and their runs go on. Damage that a reader notices still counts."""
     save(tmp_path, 1)
     (save(tmp_path, 2) / "sha256").unlink()
-    assert load_checkpoint(tmp_path).step == 1 and "step-2 cannot be read" in capsys.readouterr().out
+    found = load_checkpoint(tmp_path)
+    assert found.step == 2 and is_good(found)
+    assert capsys.readouterr().out.startswith(f"notice   {tmp_path / 'step-2'} has no file sha256")
+    (tmp_path / "step-2" / "state.pt").write_bytes(b"")
+    assert load_checkpoint(tmp_path).step == 1
+    assert f"{tmp_path / 'step-2'} cannot be read" in capsys.readouterr().out
 
 
 def test_no_checkpoint_that_can_be_read_is_a_clear_error(tmp_path):
@@ -177,11 +188,92 @@ def test_ten_kills_in_the_middle_of_saving(tmp_path):
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.parametrize("broken", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_config_and_published_weights_are_written_whole_or_not_at_all(tmp_path, monkeypatch, name, broken):
+    path = save(tmp_path, 1)
+
+    def write():
+        write_config(tmp_path, {"step": 1}) if name == "config.json" else publish_weights(tmp_path, path)
+
+    write()
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    assert set(before) == {name}
+
+    def breaks(*arguments, **options):
+        if broken == "write":
+            target = arguments[0] if name == "config.json" else arguments[1]
+            with open(target, "wb") as file:
+                file.write(b"half")
+        raise OSError(28, "disk full")
+
+    with monkeypatch.context() as patch:
+        if broken == "write":
+            patch.setattr(Path, "write_bytes", breaks)
+            patch.setattr(shutil, "copyfile", breaks)
+        else:
+            patch.setattr(os, broken, breaks)
+        with pytest.raises(OSError, match=rf"{name} could not be written \(disk full\).*checkpoints .* are whole"):
+            write()
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_never_takes_the_folder_of_another(tmp_path):
     assert [new_run(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+@pytest.mark.parametrize("runs", ["file", "file/runs", "link"])
+def test_a_place_where_no_folder_can_be_made_is_named(tmp_path, runs):
+    """A link to nowhere is neither there nor can it be made."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "runs")
+    with pytest.raises(OSError, match=f"{tmp_path / runs} could not be written .*choose another place"):
+        new_run(tmp_path / runs, "a")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the locks of POSIX")
+def test_a_run_has_one_writer_and_is_free_when_that_is_gone(tmp_path):
+    def hold():
+        with only_writer(tmp_path):
+            pass
+
+    with only_writer(tmp_path):
+        with pytest.raises(ValueError, match=f"another process trains {tmp_path}: wait for it"):
+            hold()
+    with pytest.raises(KeyError), only_writer(tmp_path):
+        raise KeyError
+    hold()
+    child = children.Process(target=hold_forever, args=(tmp_path,), daemon=True)
+    child.start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "held").exists():
+        assert child.is_alive() and time.monotonic() < deadline
+        time.sleep(0.001)
+    with pytest.raises(ValueError, match="another process"):
+        hold()
+    child.kill()
+    child.join()
+    hold()
+
+
+def hold_forever(run):
+    with only_writer(run):
+        (run / "held").touch()
+        time.sleep(600)
+
+
+def test_where_a_drive_has_no_locks_training_goes_on(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(*_):
+        raise OSError("bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with only_writer(tmp_path), only_writer(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b", ".hidden"])

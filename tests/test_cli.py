@@ -133,6 +133,9 @@ def test_every_command_has_help(capsys, command):
     ("train --resume nothing --preset shakespeare", "Arguments --resume and --preset are not allowed together"),
     ("sample nothing", "no run 'nothing' in runs; there are none yet"),
     ("prepare nothing.txt", "no text file at nothing.txt: give the path of a UTF-8 text file"),
+    ("prepare text.txt --out text.txt", "text.txt could not be written (File exists): make room or choose another"),
+    ("train --data tokens --block-size 8 --runs text.txt", "text.txt could not be written (File exists): make room"),
+    ("sweep --data tokens --block-size 8 --out tokens", "tokens: Is a directory: is the path right"),
     ("train --name a/b --data tokens --block-size 8", "name='a/b' has to be usable as a folder name"),
 ])  # fmt: skip
 def test_what_cannot_work_is_one_clear_line(folder, capsys, argv, line):

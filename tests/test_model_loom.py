@@ -81,6 +81,7 @@ def test_first_loop_starts_from_the_embedding_untouched():
     model = build(tiny(reinject=True, reinject_lam=5.0, embed_norm=False))
     recorder, _ = run(model)
     assert torch.equal(recorder.entered[0], model.wte.weight[tokens(model.config)])
+    assert model.reinjection_gain(0) == 0
 
 
 def test_embedding_is_a_fixed_point_of_reinjection():

@@ -4,12 +4,15 @@ import json
 import random
 import shutil
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
 if sys.platform == "win32":
     pytest.skip("the cases use POSIX limits and signals", allow_module_level=True)
+
+import resource  # noqa: E402 (there is none on Windows)
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -30,6 +33,26 @@ def test_a_strangers_file_is_refused(number):
     assert reliability.case("strangers", number) == dict(refused=1)
 
 
+WRITERS = {
+    "sweep": [*reliability.START["sweep"], "--max-steps", "1"],
+    "export": ["export", "tiny"],
+    "claims": ["claims", "P1-a", "--out", "record"],
+    "train": [*reliability.DATA, "--save-every", "0", "--n-layer", "3"],
+}
+
+
+@pytest.mark.parametrize("room", [0, 1500], ids=["no room", "little room"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_on_a_full_disk_every_command_names_the_file_and_leaves_no_half(tmp_path, name, room):
+    shutil.copytree(reliability.stage(), tmp_path, dirs_exist_ok=True)
+    before = reliability.contents(tmp_path)
+    with chdir(tmp_path), reliability.limit(resource.RLIMIT_FSIZE, room):
+        status, message = reliability.command(*WRITERS[name])
+    assert status == 1 and "could not be written" in message and "File too large" in message, message
+    after = reliability.contents(tmp_path)
+    assert before.items() <= after.items() and not [path for path in after if ".tmp" in path]
+
+
 def test_an_interrupted_cell_leaves_a_kernel_a_model_and_a_run_to_go_on_with(tmp_path):
     assert reliability.kernels(random.Random(1), tmp_path, interrupts=1)
 
@@ -42,9 +65,9 @@ def test_a_long_run_keeps_its_memory_and_its_log(tmp_path):
 
 def test_the_record_breaks_no_promise_and_the_page_is_made_of_it():
     stored = json.loads(reliability.PATH.read_text(encoding="utf-8"))
-    for part in reliability.PARTS:
+    for part, (_, cases, _) in reliability.PARTS.items():
         rows = [row for row in stored["runs"] if row["part"] == part]
-        assert rows and not any(row["failed"] for row in rows), part
+        assert sum(row["cases"] for row in rows) == cases and not any(row["failed"] for row in rows), part
     figures = next(row["figures"] for row in stored["runs"] if row["part"] == "long")
     assert figures["megabytes_at_the_end"] < figures["megabytes_after_a_twentieth"] + 5
     assert figures["last_to_first"] < 1.2

@@ -418,6 +418,21 @@ def test_a_full_disk_is_noticed_before_it_is_full(source, tmp_path, monkeypatch)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_disk_that_fills_up_costs_no_whole_shard(source, tmp_path):
+    """A limit to the size of a file stands for it, between those of the first shard and the second."""
+    resource, folder = pytest.importorskip("resource"), tmp_path / "pages"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2300, hard))
+    try:
+        with pytest.raises(OSError, match="train-00001.bin could not be written .*and the same command goes on"):
+            prepared(source, folder, shard_tokens=TOKENS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, "val-00000.bin"]
+    prepared(source, folder, shard_tokens=TOKENS)
+    assert contents(folder) == contents(prepared(source, tmp_path / "whole", shard_tokens=TOKENS))
+
+
 def test_a_folder_keeps_to_one_data_set(source, whole, tmp_path, monkeypatch):
     folder = shutil.copytree(whole, tmp_path / "pages")
     for other, message in (

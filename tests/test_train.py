@@ -10,7 +10,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from tiny_runs import (
 )
 from torch import nn
 
+from minilooped import plots
 from minilooped import train as trainer
 from minilooped.checkpoint import checkpoints, load_checkpoint, load_model, read_config, shell_command
 from minilooped.data import BatchStream, load_corpus
@@ -451,6 +453,93 @@ def test_changed_settings_are_refused_field_by_field(tmp_path, part, name, value
     assert fingerprint(run) == before and read_config(run)["train"]["max_steps"] == 4
 
 
+# Where a run lies and computes, what memory it takes, how long it goes on, how often it reports.
+MAY_CHANGE = set(
+    """
+    name runs max_steps log_every eval_every eval_batches sample_every save_every device threads compile peak_tflops
+    recompute_loops loss_chunk
+""".split()
+)
+
+
+@pytest.mark.parametrize("part, name", [
+    (part, field.name) for part, kind in (("model", LoopedConfig), ("train", TrainConfig)) for field in fields(kind)
+])  # fmt: skip
+def test_every_setting_that_moves_a_number_is_compared(part, name):
+    before, now = ({"model": asdict(DENSE), "train": asdict(TrainConfig())} for _ in range(2))
+    assert trainer.changes(before, now) == ""
+    now[part][name] = "another"
+    line = f"{name} was {before[part][name]!r} and is now 'another'"
+    assert trainer.changes(before, now) == ("" if name in MAY_CHANGE else line)
+
+
+def test_a_config_that_was_edited_under_its_checkpoint_is_refused(tmp_path):
+    """Another loop count fits the weights, and would go on with another model."""
+    config = settings(tmp_path, max_steps=2)
+    run = train(DENSE, config).run
+    stored = read_config(run)
+    stored["model"]["n_loop"] = 3
+    (run / "config.json").write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"config.json is not that of step-2 \(n_loop was 2 and is now 3\): restore it"
+    ):
+        train(replace(DENSE, n_loop=3), replace(config, max_steps=3), resume=True)
+
+
+def edit_state(run: Path, edit: Callable[[dict], None]):
+    """Change the newest checkpoint's state as a stranger would, sums and all."""
+    file = checkpoints(run)[-1] / "state.pt"
+    state = torch.load(file, weights_only=True)
+    edit(state)
+    torch.save(state, file)
+    sign(file.parent)
+
+
+@pytest.mark.parametrize("value", [None, -math.inf, [], torch.zeros(3)], ids=["none", "inf", "list", "tensor"])
+def test_a_state_of_other_types_is_refused_in_one_line(tmp_path, value):
+    config = settings(tmp_path, max_steps=1)
+    run = train(DENSE, config).run
+    file = checkpoints(run)[-1] / "state.pt"
+    before = torch.load(file, weights_only=True)
+    odd = [{key: value} for key in before.keys() - {"seconds"}] + [{"machine": before["machine"] | {"threads": value}}]
+    for part in odd:
+        torch.save(before | part, file)
+        sign(file.parent)
+        with pytest.raises(ValueError, match="(not fit the config of its run|was trained on other tokens)") as refusal:
+            train(DENSE, replace(config, max_steps=2), resume=True)
+        assert "\n" not in str(refusal.value), part
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_optimizers_options_are_the_configs_and_not_the_states(tmp_path, optimizer):
+    config = settings(tmp_path, optimizer=optimizer)
+    straight = train(DENSE, config).run
+    copy = cut_back(straight, 10, tmp_path / "runs" / "copy")
+
+    def edit(state):
+        for part in state["optimizer"].get("optimizers", [state["optimizer"]]):
+            for group in part["param_groups"]:
+                others = dict(weight_decay=9.0, lr_scale=7.0, betas=(0.1, 0.1), momentum=0.1)
+                group |= {name: value for name, value in others.items() if name in group}
+
+    edit_state(copy, edit)
+    train(DENSE, replace(config, name="copy"), resume=True)
+    assert fingerprint(copy) == fingerprint(straight)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the locks of POSIX")
+def test_two_trainings_of_one_run_are_refused(tmp_path):
+    config = settings(tmp_path, **ENDLESS)
+    run = tmp_path / "runs" / "tiny"
+    child = start_child(config, False, 0, run)
+    with pytest.raises(ValueError, match=f"another process trains {run}: wait for it, stop it, or start a new run"):
+        train(LOOM, replace(config, max_steps=newest_step(run) + 99), resume=True)
+    child.kill()
+    child.join()
+    config = replace(config, max_steps=newest_step(run) + 1)
+    assert train(LOOM, config, resume=True).step == config.max_steps
+
+
 def test_another_tokenizer_and_other_data_are_refused(tmp_path):
     config = settings(tmp_path, max_steps=2)
     train(DENSE, config)
@@ -498,11 +587,7 @@ def test_presets_pass_a_few_times_over_the_embedded_text_or_need_a_longer_one(na
 def test_another_machine_is_announced(tmp_path, capsys):
     config = settings(tmp_path, max_steps=2, dtype="float32")
     run = train(DENSE, config).run
-    file = checkpoints(run)[-1] / "state.pt"
-    state = torch.load(file, weights_only=True)
-    state["machine"]["threads"] = 7
-    torch.save(state, file)
-    sign(file.parent)
+    edit_state(run, lambda state: state["machine"].update(threads=7))
     capsys.readouterr()
     train(DENSE, replace(config, max_steps=3), resume=True)
     printed = capsys.readouterr().out
@@ -527,9 +612,9 @@ def test_a_state_that_does_not_fit_is_refused_before_a_step(tmp_path, optimizer,
     """torch takes it; its fused kernels then write past the end of a moment that is too small."""
     config = settings(tmp_path, max_steps=2, optimizer=optimizer)
     run = train(DENSE, config).run
-    file = checkpoints(run)[-1] / "state.pt"
-    state = torch.load(file, weights_only=True)
-    for part in state["optimizer"].get("optimizers", [state["optimizer"]])[:1]:
+
+    def misfit(state):
+        part = state["optimizer"].get("optimizers", [state["optimizer"]])[0]
         moments = part["state"][0]
         name = sorted(moments)[0]
         if edit == "shape":
@@ -538,8 +623,8 @@ def test_a_state_that_does_not_fit_is_refused_before_a_step(tmp_path, optimizer,
             moments["other"] = moments.pop(name)
         else:
             del part["param_groups"]
-    torch.save(state, file)
-    sign(file.parent)
+
+    edit_state(run, misfit)
     with pytest.raises(
         ValueError, match=r"step-2 does not fit the config of its run \(.*\): restore it, or train again"
     ):
@@ -552,9 +637,13 @@ def test_weights_of_another_model_are_refused(tmp_path):
     other = train(replace(DENSE, n_embd=32), replace(config, name="other")).run
     shutil.copytree(other / "step-2", run / "step-2", dirs_exist_ok=True)
     shutil.copy(other / "model.safetensors", run)
-    for use in (lambda: load_model(run), lambda: train(DENSE, replace(config, max_steps=3), resume=True)):
-        with pytest.raises(ValueError, match="does not fit the config of its run .*wte.weight|RuntimeError"):
-            use()
+    with pytest.raises(ValueError, match="does not fit the config of its run .*wte.weight|RuntimeError"):
+        load_model(run)
+    with pytest.raises(ValueError, match=r"is not that of step-2 \(n_embd was 32 and is now 16\): restore it"):
+        train(DENSE, replace(config, max_steps=3), resume=True)
+    edit_state(run, lambda state: state.pop("settings"))  # as in older versions
+    with pytest.raises(ValueError, match="does not fit the config of its run .*wte.weight|RuntimeError"):
+        train(DENSE, replace(config, max_steps=3), resume=True)
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "step,loss\n1,2\n", "\0", "9" * 200_000])
@@ -577,10 +666,29 @@ def test_a_log_is_written_anew_whole_or_not_at_all(tmp_path, monkeypatch):
     config = settings(tmp_path, max_steps=3)
     log = train(DENSE, config).run / "log.csv"
     before = log.read_bytes()
-    monkeypatch.setattr(Path, "write_bytes", lambda path, content: (_ for _ in ()).throw(OSError(28, "disk full")))
+    write = Path.write_bytes
+
+    def full(path, content):
+        if path.name.startswith("log"):
+            raise OSError(28, "disk full")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match=r"log.csv could not be written \(disk full\)"):
         train(DENSE, replace(config, max_steps=4), resume=True)
     assert log.read_bytes() == before
+
+
+def test_a_plot_is_drawn_whole_or_not_at_all(tmp_path, monkeypatch):
+    def half_way(axes, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "disk full")
+
+    monkeypatch.setattr(plots, "save", half_way)
+    with pytest.raises(OSError, match=r"loss.png could not be written \(disk full\)"):
+        train(DENSE, settings(tmp_path, max_steps=2))
+    run = tmp_path / "runs" / "tiny"
+    assert not list(run.glob("loss*")) and load_model(run), "all but the plot is there"
 
 
 # -- kills and signals -------------------------------------------------------------------------------------------------
@@ -603,7 +711,7 @@ def test_ten_kills_at_random_moments_and_the_run_ends_as_if_there_had_been_none(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_from_outside_saves_at_the_end_of_the_step(tmp_path, number):
     config, run = settings(tmp_path, **ENDLESS | dict(save_every=0)), tmp_path / "runs" / "tiny"
-    child = children.Process(target=train_in_child, args=(LOOM, config, False))
+    child = children.Process(target=train_in_child, args=(LOOM, config, False), daemon=True)  # it may not stop
     child.start()
     deadline = time.monotonic() + 60
     while not (run / "log.csv").exists() or len(read_log(run / "log.csv")) < 3:
@@ -705,6 +813,18 @@ def test_updates_of_earlier_segments_stand_when_a_later_one_is_not_finite(monkey
     with pytest.raises(FloatingPointError, match="update 2 of 2: loss nan, gradient norm nan"):
         train_step(NextLoss(model), torch.optim.SGD(model.parameters(), lr=0.1), [batch], step_per_segment=True)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+def test_a_loss_that_is_not_finite_over_a_finite_gradient_is_found(monkeypatch):
+    segment_losses = LoopedGPT.segment_losses
+    monkeypatch.setattr(
+        LoopedGPT, "segment_losses", lambda *a, **o: (loss + math.inf for loss in segment_losses(*a, **o))
+    )
+    model = tiny_model(DENSE)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(FloatingPointError, match=r"loss inf, gradient norm \d"):
+        train_step(NextLoss(model), model.configure_optimizer(1e-2, 0.1), [tiny_batch(4)])
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_found():

@@ -77,7 +77,7 @@ def newest_step(run: Path) -> int:
 
 def start_child(config: TrainConfig, resume: bool, past_step: int, run: Path):
     """A process that trains LOOM and has made a checkpoint after `past_step`."""
-    child = children.Process(target=train_in_child, args=(LOOM, config, resume))
+    child = children.Process(target=train_in_child, args=(LOOM, config, resume), daemon=True)  # gone with the test
     child.start()
     deadline = time.monotonic() + 60
     while newest_step(run) <= past_step:
@@ -104,7 +104,7 @@ def sign(checkpoint: Path):
 
 
 def fingerprint(run: Path) -> str:
-    """sha256 of all that the last checkpoint holds: weights, optimizer, random generators, data position."""
+    """sha256 of what the last checkpoint goes on with: weights, optimizer, random generators, data position."""
     _, step, weights, state = load_checkpoint(run)
     digest = hashlib.sha256(str(step).encode("utf-8"))
 
@@ -122,5 +122,5 @@ def fingerprint(run: Path) -> str:
             digest.update(repr(value).encode("utf-8"))
 
     add(weights)
-    add({key: part for key, part in state.items() if key != "seconds"})
+    add({key: part for key, part in state.items() if key not in ("seconds", "settings")})
     return digest.hexdigest()
