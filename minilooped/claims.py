@@ -326,6 +326,9 @@ def learning_rate_factor() -> dict[str, Measured]:
 # A sweep of an hour, recorded by `python benchmarks/lr_transfer.py language_model` under a protocol written before it.
 SWEEP = RESULTS / "lr_transfer.csv"
 SWEPT = "recorded sweep (chapter 5): d = 64, 150 steps on the embedded text, 6 learning rates, 3 seeds; "
+# The same for one block and R_0 = 1, by `python benchmarks/lr_transfer.py many_loops`.
+SWEEP_MANY = RESULTS / "lr_transfer_many.csv"
+SWEPT_MANY = SWEPT.replace("6 learning", "5 learning") + "L = 1, R_0 = 1"
 
 
 def swept_loss() -> dict[str, Measured]:
@@ -335,9 +338,11 @@ def swept_loss() -> dict[str, Measured]:
     return {"1/√N less 1/N at N = 8, nats": over_seeds(lowest["sqrt"] - lowest["inverse"])}
 
 
-def swept_shifts(moves: Mapping[str, tuple[str, tuple[int, int], tuple[int, int]]]) -> dict[str, Measured]:
+def swept_shifts(
+    moves: Mapping[str, tuple[str, tuple[int, int], tuple[int, int]]], path: Path = SWEEP
+) -> dict[str, Measured]:
     """How far the best learning rate of a rule moves between two models: of the mean over seeds, and of each seed."""
-    _, losses = sweep.load(SWEEP)
+    _, losses = sweep.load(path)
     found = {}
     for name, move in moves.items():
         octaves = sweep.shift(losses, *move)
@@ -1015,6 +1020,41 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
             },
         ),
         note="The intervals reach from the least to the most of the seeds. Half an octave is half a step of the grid.",
+    ),
+    Claim(
+        "P1-g-many", "The same, from one loop to 32.",
+        "learning-rate sweeps", "one optimum for N = 1, 2, 4, 8", "minutes", SWEPT_MANY,
+        {
+            "1/N: octaves from N = 1 to 32": Band(-0.5, 0.5),
+            "1/√N: octaves from N = 1 to 32, either way": Band(0.5, null=(0, 0.5)),
+        },
+        partial(
+            swept_shifts,
+            {
+                "1/N: octaves from N = 1 to 32": ("inverse", (1, 1), (1, 32)),
+                "1/√N: octaves from N = 1 to 32, either way": ("sqrt", (1, 1), (1, 32)),
+            },
+            SWEEP_MANY,
+        ),
+        note="Under every rule most of it lies between one loop and eight: see P1-g-deep.",
+    ),
+    Claim(
+        "P1-g-deep", "The same, from 8 loops to 32.",
+        "learning-rate sweeps", "one optimum for N = 1, 2, 4, 8", "minutes", SWEPT_MANY,
+        {
+            "1/N: octaves from N = 8 to 32": Band(-0.5, 0.5),
+            "no scaling: octaves from N = 8 to 32, either way": Band(0.5, null=(0, 0.5)),
+        },
+        partial(
+            swept_shifts,
+            {
+                "1/N: octaves from N = 8 to 32": ("inverse", (1, 8), (1, 32)),
+                "no scaling: octaves from N = 8 to 32, either way": ("none", (1, 8), (1, 32)),
+            },
+            SWEEP_MANY,
+        ),
+        note="The range of loops was chosen after a look at the sweep. With 1/√N the best learning rate moves by -0.5 "
+        "octaves (-0.6 to 0.3), which decides nothing.",
     ),
     Claim(
         "P1-h", "With 1/√(L/L_ref) on the learning rate one base value serves every L and N.",
