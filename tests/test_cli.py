@@ -61,16 +61,16 @@ def printed_by(capsys, *argv):
 
 def test_help_answers_within_a_second_and_without_torch():
     code = (
-        "import sys\nfrom minilooped.cli import main\n"
+        "import sys, time\nfrom minilooped.cli import main\n"
         "try: main(['--help'])\n"
-        "except SystemExit: print('torch' in sys.modules, 'tyro' in sys.modules)"
+        "except SystemExit: print('torch' in sys.modules, 'tyro' in sys.modules, time.process_time())"
     )
     took = []
-    for _ in range(3):  # the computer may be busy: the best of three counts
-        start = time.perf_counter()
+    for _ in range(3):  # the computer may be busy: CPU time, and the best of three counts
         out, _ = python("-c", code).communicate()
-        took.append(time.perf_counter() - start)
-        assert out.splitlines()[-1] == "False False"
+        torch_there, tyro_there, seconds = out.split()[-3:]
+        took.append(float(seconds))
+        assert (torch_there, tyro_there) == ("False", "False")
         assert all(re.search(rf"^  {name} +\w+", out, re.MULTILINE) for name in COMMANDS)
     assert min(took) < 1
 
