@@ -52,7 +52,6 @@ from unittest.mock import patch
 import psutil
 import torch
 import tyro
-from loom_loops import RESULTS, record
 from safetensors.torch import load, save
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the tiny runs of the tests
@@ -74,6 +73,7 @@ from minilooped import train as trainer  # noqa: E402
 from minilooped.checkpoint import checkpoints, load_model  # noqa: E402
 from minilooped.data import FORMAT, MANIFEST, load_corpus, storage_dtype  # noqa: E402
 from minilooped.model import LoopedConfig  # noqa: E402
+from minilooped.provenance import RESULTS, record  # noqa: E402
 from minilooped.train import TrainConfig, read_log, train  # noqa: E402
 
 TIME_LIMIT = 60  # seconds of CPU time for one command
@@ -794,6 +794,12 @@ def kernels(draw: random.Random, folder: Path, interrupts: int = INTERRUPTS) -> 
 STEPS = 20_000
 
 
+def own_memory() -> int:
+    """Bytes of this process, without the files that it maps: those the system drops and reads again as it likes."""
+    memory = psutil.Process().memory_info()
+    return memory.rss - getattr(memory, "shared", 0)  # Linux counts them
+
+
 def long(draw: random.Random, folder: Path, steps: int = STEPS) -> Figures:
     """Memory after a twentieth of the steps beside that at the end; CPU time of the first and the last twentieth."""
     part, marks, rate = steps // 20, [], trainer.learning_rate
@@ -803,7 +809,7 @@ def long(draw: random.Random, folder: Path, steps: int = STEPS) -> Figures:
 
     def marked(step: int, config: TrainConfig) -> float:
         if step % part == 0 or step == steps - 1:
-            marks.append((step, time.process_time(), psutil.Process().memory_info().rss))
+            marks.append((step, time.process_time(), own_memory()))
         return rate(step, config)
 
     with quiet(), patch("minilooped.train.learning_rate", marked):
