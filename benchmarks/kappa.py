@@ -12,7 +12,8 @@ split, in float32.
 
 Questions. What is gamma in kappa_R ~ R^gamma before training, and what after it? Is p >= (1 + gamma) / 4 then still
 DeepLoop's 1/2, DeepNorm's 1/4, or between them? gamma is the slope of log kappa on log R, seed by seed, reported with
-two standard errors (`toy.fit_exponent`). About three minutes of one core; what was run already is not run again.
+its interval over seeds (`toy.fit_exponent`): by Student's t; two standard errors before the runs and for a while after
+them. About three minutes of one core; what was run already is not run again.
 """
 
 from dataclasses import asdict, replace

@@ -7,13 +7,14 @@ From the ground upwards, each built on what stands before it:
 
     model                  the whole model, torch and the standard library alone
     modeling_minilooped    its wrapper for transformers, which an export takes along
+    stats                  a mean over seeds, and the interval around it
     toy                    the papers' residual recursion with nothing around it
     files                  written whole or not at all
     provenance             where a recorded result comes from, and how it is recorded
     data                   text, tokens, batches
     shards                 data sets that do not fit in memory
     checkpoint             what a run keeps on disk
-    ablation               LOOM's parts, one by one, and the interval of a mean over seeds
+    ablation               LOOM's parts, one by one
     plots                  arrays in, matplotlib Axes out
     train                  the trainer
     presets                recipes by name

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .model import LoopedConfig
+from .stats import interval as interval  # the last of the four steps above
 
 # What each part changes in a config.
 PARTS: dict[str, dict[str, Any]] = {
@@ -118,12 +119,3 @@ def paired(runs: Sequence[Run], arm: str, reference: str) -> Tensor:
         raise ValueError(f"no seed of {arm} and of {reference} was recorded")
     pairs = sorted(one.keys() & other.keys())
     return torch.tensor([one[seed].val_loss - other[seed].val_loss for seed in pairs], dtype=torch.float64)
-
-
-# 97.5 % point of Student's t, by the number of values.
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-
-
-def interval(values: Tensor) -> tuple[float, float]:
-    """Mean of the values (S,), one per seed, and half the width of its 95 % interval by Student's t, S = 2..10."""
-    return values.mean().item(), STUDENT[len(values)] * values.std().item() / len(values) ** 0.5

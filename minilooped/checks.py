@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from . import probes, toy
-from .ablation import STUDENT, interval
 from .model import EMA, LoopedConfig, LoopedGPT, Memory
+from .stats import interval, student
 from .train import pick_device, pick_dtype
 
 
@@ -603,7 +603,8 @@ def looping_residual(answer: Callable[[Tensor, float], Tensor]) -> None:
 def paired_interval(answer: Callable[[Tensor, Tensor, float], Tensor]) -> None:
     """Exercise: the mean difference of two arms that share their seeds, and t standard errors of it."""
     name = "paired_interval"
-    for seeds, t in STUDENT.items():
+    for seeds in range(2, 11):
+        t = student(seeds)
         luck = torch.randn(seeds, dtype=torch.float64)  # of a seed, which both arms share
         one, other = luck + 0.01 * torch.randn(2, seeds, dtype=torch.float64)
         expected = torch.tensor(interval(one - other), dtype=torch.float64)

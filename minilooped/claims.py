@@ -31,6 +31,7 @@ from . import ablation, probes, sweep, toy
 from .files import make_folder, write_atomically
 from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
 from .provenance import RESULTS
+from .stats import interval
 from .train import NextLoss, train_step
 
 Tier = Literal["seconds", "minutes", "gpu"]
@@ -119,13 +120,13 @@ def recorded_runs(path: Path) -> list[dict[str, Any]]:
 
 
 def over_seeds(values: Tensor) -> Measured:
-    """Mean of the values (S,) and its 95 % interval by Student's t: `ablation.interval`."""
-    mean, half = ablation.interval(values)
+    """Mean of the values (S,) and its 95 % interval by Student's t: `stats.interval`."""
+    mean, half = interval(values)
     return Measured(mean, mean - half, mean + half)
 
 
 def slope(x: Sequence[float], values: Tensor) -> Measured:
-    """Exponent of values (S, K) as a power of the K numbers x, with its band over seeds: `toy.fit_exponent`."""
+    """Exponent of values (S, K) as a power of the K numbers x, and its 95 % interval over seeds: `toy.fit_exponent`."""
     fit = toy.fit_exponent(x, values)
     return Measured(fit.slope, fit.low, fit.high)
 
@@ -943,6 +944,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         "P1-a-model", "The same in a transformer: untied depth grows like √L, and 1/√L keeps it flat.",
         "figure 2, top", "slopes about 1/2 and 0", "minutes", MODEL_AFTER_TEN + ", L = 8 to 64, N = 1",
         {"slope in L, ε = 1": MODEL_ROOT, "slope in L, ε = 1/√L": MODEL_FLAT}, untied_model_growth,
+        note="By two standard errors the claim held; by Student's t the first interval leaves its band.",
     ),
     Claim(
         "P1-b-model", "The same in a transformer: loops grow like N, like √N with 1/√N, not with 1/N.",
@@ -986,7 +988,8 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
         "one-step output change", "about N, √N, nearly flat", "seconds",
         "Llama's block, d = 64, 3 seeds, one AdamW step at 1.25e-3, L = 2, N = 8 to 64", STEEPER,
         partial(model_output_change, 2, SMALL),
-        note="Steeper than √N with 1/√N. The order of the three rules and the flatness of 1/N are there.",
+        note="Steeper than √N with 1/√N. The order of the three rules and the flatness of 1/N are there. By two "
+        "standard errors the claim was contradicted; by Student's t the interval with 1/√N reaches into its band.",
     ),
     Claim(
         "P1-lr", "At λ/(N√L) one step's change is the same for every N, and for every L if the learning rate has 1/√L; "
@@ -1566,10 +1569,10 @@ def page(ledger: Ledger) -> str:
         "# What the papers claim, and what this code measures",
         "",
         "Made by `minilooped claims --out`, not by hand. Each claim is a function in `minilooped/claims.py`, with the "
-        "band in which it has to lie; the verdict follows from the two. An interval of a mean over seeds is that of "
-        "95 % by Student's t, that of a slope two standard errors to either side. It holds here if all of "
-        "it lies in the band. It is not visible at this scale if it reaches into the band only in part, or to where it "
-        "would be without any effect. Otherwise it is contradicted here. "
+        "band in which it has to lie; the verdict follows from the two. An interval over seeds, of a mean or of a "
+        "slope, is that of 95 % by Student's t. It holds here if all of it lies in the band. It is not visible at this "
+        "scale if it reaches into the band only in part, or to where it would be without any effect. Otherwise it is "
+        "contradicted here. "
         "A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known here from "
         "an account of the paper and not from its text.",
         "",

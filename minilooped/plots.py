@@ -15,7 +15,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .ablation import interval
+from .stats import interval
 
 STYLE = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page

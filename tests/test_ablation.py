@@ -1,7 +1,6 @@
 """LOOM's parts as switches, and the recorded ablation: what was run is what the protocol says."""
 
 import json
-import math
 import runpy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,10 +15,8 @@ from minilooped.ablation import (
     PARTS,
     PLAIN,
     SETTINGS,
-    STUDENT,
     Run,
     assembled,
-    interval,
     load,
     paired,
     reported,
@@ -108,18 +105,6 @@ def test_reported_are_the_seeds_at_the_learning_rate_that_was_best_with_seed_0()
     runs = [replace(run("full", seed, loss), lr=lr) for lr, seed, loss in found]
     best = {seed: (one.lr, one.val_loss) for seed, one in reported(runs, "full").items()}
     assert best == {1: (0.2, 2.0), 2: (0.2, 2.5)}
-
-
-def test_interval_is_that_of_students_t():
-    mean, half = interval(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
-    assert mean == 2 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-4)
-    # With one degree of freedom t is Cauchy's, with two it has a closed form as well.
-    assert STUDENT[2] == pytest.approx(math.tan(math.pi * 0.475), rel=1e-4)
-    assert STUDENT[3] == pytest.approx(0.95 * (2 / (4 * 0.975 * 0.025)) ** 0.5, rel=1e-4)
-    for n, t in STUDENT.items():  # its density has 95 % between -t and t
-        x = torch.linspace(-t, t, 10_001, dtype=torch.float64)
-        scale = math.exp(math.lgamma(n / 2) - math.lgamma((n - 1) / 2)) / ((n - 1) * math.pi) ** 0.5
-        assert torch.trapezoid(scale * (1 + x**2 / (n - 1)) ** (-n / 2), x).item() == pytest.approx(0.95, abs=3e-5)
 
 
 def test_load_reads_what_was_written(tmp_path):

@@ -11,6 +11,7 @@ from minilooped import claims, cli, sweep, toy
 from minilooped.claims import CLAIMS, PAPERS, Band, Claim, Measured, exactly, verdict
 from minilooped.model import RULES, LoopedGPT
 from minilooped.provenance import provenance
+from minilooped.stats import student
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "data" / "results"
@@ -65,11 +66,13 @@ def test_numbers_and_bands_are_printed_as_one_reads_them():
     assert [str(band) for band in bands] == ["0.9 to 1.1", "exactly 1", "at least 5", "at most 5"]
 
 
-def test_uncertainty_is_that_of_a_mean_by_students_t_and_of_a_slope_by_its_fit():
+def test_uncertainty_over_seeds_is_that_of_a_mean_by_students_t_and_a_slope_is_such_a_mean():
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    error = 3.182 * (5 / 3) ** 0.5 / 2
+    error = student(4) * (5 / 3) ** 0.5 / 2
     assert claims.over_seeds(values) == pytest.approx((2.5, 2.5 - error, 2.5 + error))
     assert claims.slope((1, 2, 4), torch.tensor([[1.0, 4, 16], [3, 12, 48]])) == pytest.approx((2, 2, 2))
+    grown = torch.tensor([1.0, 2, 4]) ** values[:, None]
+    assert claims.slope((1, 2, 4), grown) == pytest.approx(claims.over_seeds(values))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -227,6 +230,6 @@ def test_models_are_compared_each_at_its_best_learning_rate_in_the_mean_over_see
     sweep.sweep(sweep.grid(["none", "deeploop"], [2], [1, 3], [0.1, 0.2], [1, 2]), Told(), path)
     monkeypatch.setattr(claims, "COMPARISON", path)
     found = claims.compared_loss({"rules": (("none", 3), ("deeploop", 3)), "rounds": (("none", 3), ("none", 1))})
-    half = 12.706 * 0.005  # Student's t for two seeds, and the standard error of 0.01 and 0.02
+    half = student(2) * 0.005  # the standard error of 0.01 and 0.02
     assert found["rules"] == pytest.approx((0.015, 0.015 - half, 0.015 + half))
     assert found["rounds"] == pytest.approx((2, 2, 2))

@@ -28,6 +28,7 @@ from minilooped.data import CharTokenizer
 from minilooped.model import RULES, LoopedConfig, LoopedGPT, Row
 from minilooped.plan import MEMORY_PARTS, Memory, at_loops, hours
 from minilooped.presets import PRESETS
+from minilooped.stats import student
 from minilooped.sweep import Trial, grid, sweep
 from minilooped.train import sample
 
@@ -924,7 +925,7 @@ def test_differences_draws_every_seed_the_mean_and_its_interval():
     rows = {"a": np.array([1.0, 2.0, 3.0]), "b": np.array([-1.0, -1.0])}
     ax = plots.differences(rows, published={"b": 0.5}, title="t")
     bars = [bar for container in ax.containers for bar in container.lines[2][0].get_segments()]
-    error = 4.303 / 3**0.5  # by Student's t
+    error = student(3) / 3**0.5
     np.testing.assert_allclose(bars, [[[2 - error, 0], [2 + error, 0]], [[-1, 1], [-1, 1]]])
     seeds = [line.get_xydata().tolist() for line in ax.lines if line.get_marker() == "o"]
     assert seeds == [[[1, 0.25], [2, 0.25], [3, 0.25]], [[-1, 1.25], [-1, 1.25]]]
