@@ -21,7 +21,7 @@ Reported are the best losses, and the shift of the best learning rate in octaves
 seeds, and the least and the most of the three seeds. A shift of less than half an octave is below what a grid of
 factors of two can tell from none. About an hour; a sweep that was stopped goes on where it was.
 
-Many loops: the same model and training, with one block and R_0 = 1 (`embed_norm`), the setting of Theorem 2. Rules
+Many loops: the same model and training, with one block and R_0 = 1 (`embed_norm`), as in the toy. Rules
 `inverse`, `sqrt` and `none`, N = 1, 8, 32, learning rates 4, 8, ..., 64 thousandths, seeds 1, 2, 3, reported as above.
 Loop counts and learning rates were chosen after a look at seed 9, N = 1 and 32, `none` and `inverse`; after that
 nothing was changed. Forty minutes.
