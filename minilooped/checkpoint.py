@@ -233,7 +233,7 @@ def find_run(run: str | Path, runs: str | Path = "runs") -> Path:
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
     """Write ``config.json``, whole or not at all."""
-    write_atomically(run / "config.json", (json.dumps(config, indent=2) + "\n").encode("utf-8"), KEPT)
+    write_atomically(run / "config.json", json.dumps(config, indent=2) + "\n", KEPT)
 
 
 def read_config(run: Path) -> dict[str, Any]:

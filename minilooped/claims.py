@@ -326,10 +326,10 @@ def learning_rate_factor() -> dict[str, Measured]:
 
 # A sweep of an hour, recorded by `python benchmarks/lr_transfer.py language_model` under a protocol written before it.
 SWEEP = RESULTS / "lr_transfer.csv"
-SWEPT = "recorded sweep (chapter 5): d = 64, 150 steps on the embedded text, 6 learning rates, 3 seeds; "
+SWEPT = "recorded sweep (chapter 5): d = 64, 150 steps on the embedded text, {} learning rates, 3 seeds; {}"
 # The same for one block and R_0 = 1, by `python benchmarks/lr_transfer.py many_loops`.
 SWEEP_MANY = RESULTS / "lr_transfer_many.csv"
-SWEPT_MANY = SWEPT.replace("6 learning", "5 learning") + "L = 1, R_0 = 1"
+SWEPT_MANY = SWEPT.format(5, "L = 1, R_0 = 1")
 
 
 def swept_loss() -> dict[str, Measured]:
@@ -1005,12 +1005,12 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
     ),
     Claim(
         "P1-f", "At equal tuning 1/N ends at a lower loss than 1/√N.",
-        "12 layers in 8 loops", "0.025 nats, the only loss difference in the text", "minutes", SWEPT + "L = 2",
+        "12 layers in 8 loops", "0.025 nats, the only loss difference in the text", "minutes", SWEPT.format(6, "L = 2"),
         {"1/√N less 1/N at N = 8, nats": Band(0)}, swept_loss,
     ),
     Claim(
         "P1-g", "With 1/N the best learning rate is nearly the same for every N; with 1/√N it moves.",
-        "learning-rate sweeps", "one optimum for N = 1, 2, 4, 8", "minutes", SWEPT + "L = 2",
+        "learning-rate sweeps", "one optimum for N = 1, 2, 4, 8", "minutes", SWEPT.format(6, "L = 2"),
         {
             "1/N: octaves from N = 1 to 8": Band(-0.5, 0.5),
             "1/√N: octaves from N = 1 to 8, either way": Band(0.5, null=(0, 0.5)),
@@ -1062,7 +1062,7 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in (
     Claim(
         "P1-h", "With 1/√(L/L_ref) on the learning rate one base value serves every L and N.",
         "learning-rate sweeps", "L = 12, 24, 48; at L = 48, N = 8 training diverges above 2e-3", "minutes",
-        SWEPT + "l_ref = 2, N = 2",
+        SWEPT.format(6, "l_ref = 2, N = 2"),
         {"octaves from L = 2 to 8": Band(-0.5, 0.5)},
         partial(swept_shifts, {"octaves from L = 2 to 8": ("factored", (2, 2), (8, 2))}),
         note="At this scale the factor, an octave, is too much: with it the best base rate moves up by half an octave, "

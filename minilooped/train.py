@@ -52,15 +52,7 @@ from .checkpoint import (
     shell_command,
     write_config,
 )
-from .data import (
-    BatchStream,
-    Tokenizer,
-    check_same_tokenizer,
-    digest,
-    eval_windows,
-    load_corpus,
-    tokenizer_from_spec,
-)
+from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus, tokenizer_from_spec
 from .files import replacing, write_atomically, writing
 from .model import LoopedConfig, LoopedGPT, evaluating
 
