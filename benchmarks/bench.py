@@ -36,12 +36,13 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from tqdm.auto import tqdm
 
-from minilooped import toy
+from minilooped.engine.machine import pick_dtype
 from minilooped.model import MLP, LoopedConfig, LoopedGPT, MoE
 from minilooped.presets import PRESETS
-from minilooped.probes import saved_bytes
-from minilooped.provenance import provenance
-from minilooped.train import pick_dtype, train
+from minilooped.science import toy
+from minilooped.science.probes import saved_bytes
+from minilooped.science.provenance import provenance
+from minilooped.train import train
 
 OUT = Path(__file__).parents[1] / "data" / "results"
 Part = Literal[

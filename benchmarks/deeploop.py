@@ -28,8 +28,8 @@ was stopped goes on where it was.
 import torch
 
 from minilooped.model import LoopedConfig
-from minilooped.provenance import RESULTS
-from minilooped.sweep import LanguageModel, curve, grid, sweep
+from minilooped.science.provenance import RESULTS
+from minilooped.science.sweep import LanguageModel, curve, grid, sweep
 from minilooped.train import TrainConfig
 
 RULES, R_ALL, SEEDS = ("none", "factored", "deepnorm", "deeploop"), (1, 3, 8), (1, 2, 3)

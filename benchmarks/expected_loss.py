@@ -20,8 +20,8 @@ import torch
 
 from minilooped.model import LoopedGPT
 from minilooped.presets import PRESETS
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 
 SEEDS, STEPS = (1337, 1, 2), (50, 100, 250, 500, 800, 1500, 2200)

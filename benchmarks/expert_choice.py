@@ -49,10 +49,10 @@ from typing import Any
 
 import torch
 
-from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science import probes
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
 MODEL = LoopedConfig(

@@ -92,23 +92,20 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from minilooped import plan, probes
-from minilooped.checkpoint import fitting_memory
 from minilooped.data import digest, load_corpus
+from minilooped.engine.machine import attention_kernel, fitting_memory, peak_tflops, pick_device, pick_dtype
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import LOOM_PARTS, PRESETS
-from minilooped.provenance import RESULTS, gpu_results, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science import probes
+from minilooped.science.provenance import RESULTS, gpu_results, record
+from minilooped.science.sweep import LanguageModel, Trial
+from minilooped.tools import plan
 from minilooped.train import (
     NextLoss,
     TrainConfig,
-    attention_kernel,
     evaluate,
     fit_micro_batch,
     micro_batches_of_peak,
-    peak_tflops,
-    pick_device,
-    pick_dtype,
     rehearse,
     train_step,
 )

@@ -9,9 +9,10 @@ from dataclasses import asdict
 
 import torch
 
-from minilooped import plots, probes
+from minilooped.course import plots
 from minilooped.model import LoopedConfig
-from minilooped.provenance import RESULTS, provenance
+from minilooped.science import probes
+from minilooped.science.provenance import RESULTS, provenance
 
 RULES, N_LOOPS, SEEDS = ("none", "sqrt", "inverse", "factored"), (1, 2, 4, 8, 16, 32, 64), (0, 1, 2)
 

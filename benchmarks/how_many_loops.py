@@ -41,9 +41,9 @@ import torch
 
 from minilooped.model import LoopedConfig
 from minilooped.presets import LOOM_PARTS
-from minilooped.probes import loss_after_each_loop
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science.probes import loss_after_each_loop
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
 PATH = RESULTS / "how_many_loops.json"

@@ -21,10 +21,10 @@ from itertools import product
 
 import torch
 
-from minilooped import probes
 from minilooped.model import LoopedConfig
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science import probes
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
 RULES, R_ALL, SEEDS, LR = ("none", "factored", "deepnorm", "deeploop"), (2, 4, 8, 16), (1, 2, 3), 8e-3

@@ -43,10 +43,10 @@ from typing import Any
 
 import torch
 
-from minilooped import probes
-from minilooped.ablation import ARMS, assembled, load
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science import probes
+from minilooped.science.ablation import ARMS, assembled, load
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
 OUT = RESULTS / "loom.json"

@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 from minilooped.presets import PRESETS
-from minilooped.probes import batch_bytes
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science.probes import batch_bytes
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 
 PRESET = PRESETS["shakespeare-moe"]

@@ -39,8 +39,8 @@ import torch
 import tyro
 
 from minilooped.model import RULES, LoopedConfig
-from minilooped.provenance import RESULTS
-from minilooped.sweep import LanguageModel, Regression, grid, sweep
+from minilooped.science.provenance import RESULTS
+from minilooped.science.sweep import LanguageModel, Regression, grid, sweep
 from minilooped.train import TrainConfig
 
 LRS, SEEDS = [2e-3 * 2**k for k in range(6)], (1, 2, 3)

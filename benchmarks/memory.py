@@ -10,10 +10,10 @@ from itertools import product
 
 import torch
 
-from minilooped.plan import memory
+from minilooped.course.widgets import PLANNED
 from minilooped.presets import PRESETS
-from minilooped.provenance import RESULTS, record
-from minilooped.widgets import PLANNED
+from minilooped.science.provenance import RESULTS, record
+from minilooped.tools.plan import memory
 
 
 def measure(preset: str, n_loop: int, **setting: int | bool | None) -> dict[str, int]:

@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 
-from minilooped.data import Task, baselines, p_hop
+from minilooped.data.tasks import Task, baselines, p_hop
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.probes import accuracy_by_loop
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import bare_training
+from minilooped.science.probes import accuracy_by_loop
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import bare_training
 from minilooped.train import TrainConfig, evaluate
 
 PATH = RESULTS / "p_hop.json"

@@ -25,8 +25,8 @@ from torch import nn
 from minilooped.data import BatchStream, eval_windows, load_corpus
 from minilooped.model import LoopedConfig
 from minilooped.presets import PRESETS
-from minilooped.provenance import provenance
-from minilooped.sweep import bare_training
+from minilooped.science.provenance import provenance
+from minilooped.science.sweep import bare_training
 from minilooped.train import TrainConfig, train
 
 NANOGPT_STEPS, WARMUP, PEAK, FLOOR = 2000, 100, 1e-3, 1e-4

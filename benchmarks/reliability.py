@@ -70,11 +70,13 @@ from tiny_runs import (  # noqa: E402
 
 from minilooped import cli  # noqa: E402
 from minilooped import train as trainer  # noqa: E402
-from minilooped.checkpoint import checkpoints, load_model  # noqa: E402
-from minilooped.data import FORMAT, MANIFEST, load_corpus, storage_dtype  # noqa: E402
+from minilooped.data import load_corpus
+from minilooped.data.storage import FORMAT, MANIFEST, storage_dtype  # noqa: E402
+from minilooped.engine.checkpoint import checkpoints, load_model  # noqa: E402
+from minilooped.engine.log import read_log
 from minilooped.model import LoopedConfig  # noqa: E402
-from minilooped.provenance import RESULTS, record  # noqa: E402
-from minilooped.train import TrainConfig, read_log, train  # noqa: E402
+from minilooped.science.provenance import RESULTS, record  # noqa: E402
+from minilooped.train import TrainConfig, train  # noqa: E402
 
 TIME_LIMIT = 60  # seconds of CPU time for one command
 PATH = RESULTS / "reliability.json"

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from minilooped.data import Task, baselines, permutations
+from minilooped.data.tasks import Task, baselines, permutations
 from minilooped.model import LoopedConfig, LoopedGPT, evaluating
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import bare_training
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import bare_training
 from minilooped.train import TrainConfig
 
 LENGTH, EVERY = 6, 2500

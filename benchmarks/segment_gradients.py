@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from segments import task
 
-from minilooped.probes import gradient_agreement
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import Trial
+from minilooped.science.probes import gradient_agreement
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import Trial
 
 STEPS, LR = (1, 20, 40, 60, 80, 100), 1e-2
 

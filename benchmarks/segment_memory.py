@@ -18,8 +18,8 @@ from dataclasses import asdict, replace
 import torch
 from segments import MODEL
 
-from minilooped import probes
-from minilooped.provenance import RESULTS, record
+from minilooped.science import probes
+from minilooped.science.provenance import RESULTS, record
 
 CONFIG, WINDOWS, SEGMENT = replace(MODEL, vocab_size=65), 36, 3
 # By way: the loops in a segment, and whether each loop is run again.

@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 import torch
 from segment_memory import CONFIG, WAYS
 
-from minilooped import probes
-from minilooped.provenance import RESULTS, record
+from minilooped.science import probes
+from minilooped.science.provenance import RESULTS, record
 from minilooped.train import NextLoss, train_step
 
 WINDOWS = 9

@@ -37,9 +37,9 @@ from torch import Tensor
 
 from minilooped.model import EMA, LoopedGPT
 from minilooped.presets import LOOM_PARTS
-from minilooped.probes import loss_after_each_loop
-from minilooped.provenance import RESULTS, record
-from minilooped.sweep import LanguageModel, Trial
+from minilooped.science.probes import loss_after_each_loop
+from minilooped.science.provenance import RESULTS, record
+from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
 MODEL = replace(
@@ -105,7 +105,7 @@ def windows() -> list[tuple[Tensor, Tensor]]:
 
 
 def measure(arm: str, batches: int, lr: float, seed: int) -> dict[str, list[float]]:
-    with patch("minilooped.sweep.LoopedGPT", ARMS[arm][0]):
+    with patch("minilooped.science.sweep.LoopedGPT", ARMS[arm][0]):
         *_, (model, _) = task(arm, batches).training(Trial("loom", 1, 9, lr, seed))
     return dict(losses=[round(loss, 5) for loss in loss_after_each_loop(model, windows(), n_loop=18)])
 

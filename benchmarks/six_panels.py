@@ -10,9 +10,10 @@ from dataclasses import asdict
 
 import torch
 
-from minilooped import plots, probes, toy
+from minilooped.course import plots
 from minilooped.model import LoopedConfig
-from minilooped.provenance import RESULTS, provenance
+from minilooped.science import probes, toy
+from minilooped.science.provenance import RESULTS, provenance
 
 DEPTHS, STEPS, LR, SEEDS = (1, 2, 4, 8, 16, 32, 64), 10, 1.25e-3, tuple(range(10))
 

@@ -21,10 +21,12 @@ from unittest.mock import patch
 import ipywidgets
 import torch
 
-from minilooped import ablation, plan, probes, sweep, widgets
+from minilooped.course import widgets
 from minilooped.data import CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.provenance import RESULTS, provenance
+from minilooped.science import ablation, probes, sweep
+from minilooped.science.provenance import RESULTS, provenance
+from minilooped.tools import plan
 
 OUT = RESULTS / "sliders.json"
 BAR = 0.35  # seconds of CPU time that the slowest move may take

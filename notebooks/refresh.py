@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import nbformat
 from nbclient import NotebookClient
 
-from minilooped.provenance import RESULTS, provenance
+from minilooped.science.provenance import RESULTS, provenance
 
 HERE = Path(__file__).parent
 TIMES = RESULTS / "chapters.json"

@@ -8,20 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from minilooped import ablation
-from minilooped.ablation import (
-    ARMS,
-    CONTROLS,
-    PARTS,
-    PLAIN,
-    SETTINGS,
-    Run,
-    assembled,
-    load,
-    paired,
-    reported,
-)
 from minilooped.presets import LOOM_PARTS
+from minilooped.science import ablation
+from minilooped.science.ablation import ARMS, CONTROLS, PARTS, PLAIN, SETTINGS, Run, assembled, load, paired, reported
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "data" / "results" / "loom.json"

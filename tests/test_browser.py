@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from minilooped import widgets
+from minilooped.course import widgets
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

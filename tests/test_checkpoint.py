@@ -13,8 +13,9 @@ import torch
 from safetensors import SafetensorError
 from tiny_runs import children, sign
 
-from minilooped import checkpoint
-from minilooped.checkpoint import (
+from minilooped.data import CharTokenizer
+from minilooped.engine import checkpoint
+from minilooped.engine.checkpoint import (
     checkpoints,
     find_run,
     from_dict,
@@ -28,7 +29,6 @@ from minilooped.checkpoint import (
     shell_command,
     write_config,
 )
-from minilooped.data import CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.train import TrainConfig
 

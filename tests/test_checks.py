@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from minilooped import checks, toy
+from minilooped.course import checks
 from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.science import toy
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from minilooped import claims, cli, sweep, toy
-from minilooped.claims import CLAIMS, PAPERS, Band, Claim, Measured, exactly, verdict
+from minilooped import cli
 from minilooped.model import RULES, LoopedGPT
-from minilooped.provenance import provenance
-from minilooped.stats import student
+from minilooped.science import claims, sweep, toy
+from minilooped.science.claims import CLAIMS, PAPERS, Band, Claim, Measured, exactly, verdict
+from minilooped.science.provenance import provenance
+from minilooped.science.stats import student
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "data" / "results"

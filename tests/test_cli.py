@@ -16,8 +16,8 @@ import pytest
 import torch
 from tiny_runs import TEXT, cut_back, fingerprint, prepared
 
-from minilooped.checkpoint import shell_command
 from minilooped.cli import COMMANDS, main
+from minilooped.engine.checkpoint import shell_command
 from minilooped.model import LoopedConfig
 from minilooped.presets import PRESETS
 from minilooped.train import TrainConfig

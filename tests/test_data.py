@@ -13,16 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minilooped import data
-from minilooped.data import (
-    BatchStream,
-    BPETokenizer,
-    CharTokenizer,
-    Task,
-    baselines,
-    eval_windows,
-    p_hop,
-    permutations,
-)
+from minilooped.data import BatchStream, BPETokenizer, CharTokenizer, eval_windows
+from minilooped.data.tasks import Task, baselines, p_hop, permutations
 
 FOX = "The quick brown fox jumps over the lazy dog"
 

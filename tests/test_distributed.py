@@ -12,9 +12,10 @@ from tiny_runs import DENSE, LOOM, children, settings
 from torch import distributed
 
 from minilooped import train as trainer
-from minilooped.checkpoint import find_run, load_checkpoint
+from minilooped.engine.checkpoint import find_run, load_checkpoint
+from minilooped.engine.log import read_log
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.train import NextLoss, accumulate, evaluate, read_log, train, train_step
+from minilooped.train import NextLoss, accumulate, evaluate, train, train_step
 
 # In later segments of SEGMENTS the embedding takes no part, and experts' per-loop routers have a gradient in their own
 # loop only.

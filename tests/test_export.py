@@ -21,11 +21,11 @@ from transformers import (
     LlamaConfig,
 )
 
-from minilooped.checkpoint import load_model, write_config
 from minilooped.cli import main
 from minilooped.data import BPETokenizer, CharTokenizer, Tokenizer, embedded
-from minilooped.export import GPT2, export_hf, hf_tokenizer, import_gpt2, is_gpt2
+from minilooped.engine.checkpoint import load_model, write_config
 from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.tools.export import GPT2, export_hf, hf_tokenizer, import_gpt2, is_gpt2
 
 LOOPED = {
     "dense": tiny(),
@@ -184,7 +184,7 @@ def test_the_tokenizer_of_gpt2_gives_our_ids_and_ends_a_text(tmp_path):
 def test_another_encoding_is_left_out_and_that_is_said(tmp_path, capsys, monkeypatch):
     assert hf_tokenizer(SimpleNamespace(name="cl100k_base"), 12) is None
     run, _ = run_of(tmp_path / "run", LOOPED["dense"])
-    monkeypatch.setattr("minilooped.export.hf_tokenizer", lambda *_: None)
+    monkeypatch.setattr("minilooped.tools.export.hf_tokenizer", lambda *_: None)
     assert main(["export", str(run)]) == 0
     assert "It has no tokenizer" in capsys.readouterr().out and not list(run.glob("hf/tokenizer*"))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from minilooped.provenance import gpu_results
-from minilooped.sweep import LanguageModel, Trial, curve
+from minilooped.science.provenance import gpu_results
+from minilooped.science.sweep import LanguageModel, Trial, curve
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 

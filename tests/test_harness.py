@@ -17,7 +17,7 @@ from tiny_runs import DENSE, LOOM, prepared, settings
 from minilooped.cli import main
 from minilooped.data import BPETokenizer, CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.provenance import provenance
+from minilooped.science.provenance import provenance
 from minilooped.train import train
 
 datasets = pytest.importorskip("datasets")
@@ -26,8 +26,8 @@ pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 
 import lm_eval.tasks  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from minilooped import harness  # noqa: E402
-from minilooped.harness import GROUPS, LoopedLM, Score, load_tasks, scores, table  # noqa: E402
+from minilooped.tools import harness  # noqa: E402
+from minilooped.tools.harness import GROUPS, LoopedLM, Score, load_tasks, scores, table  # noqa: E402
 
 LETTERS = CharTokenizer("\n :?.!" + string.ascii_lowercase)
 BYTES = CharTokenizer("".join(map(chr, range(256))))
@@ -531,7 +531,7 @@ def test_what_cannot_work_is_one_clear_line(trained, tasks_folder, monkeypatch, 
 def test_without_the_harness_the_command_says_how_to_get_it(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    monkeypatch.delitem(sys.modules, "minilooped.harness")
+    monkeypatch.delitem(sys.modules, "minilooped.tools.harness")
     status, _, err = command(capsys, "tiny", "--tasks", "loom")
     assert status == 1 and err.count("\n") == 1
     assert "this needs lm-evaluation-harness" in err and "pip install 'minilooped[eval]'" in err

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minilooped import probes
 from minilooped.model import LoopedConfig
+from minilooped.science import probes
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "data" / "results" / "kappa.json"

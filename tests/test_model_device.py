@@ -12,9 +12,9 @@ from helpers import LOOM_PARTS, tiny
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from minilooped.engine.state import load_optimizer
 from minilooped.model import LoopedGPT
-from minilooped.plan import any_expert_linear
-from minilooped.train import load_optimizer
+from minilooped.tools.plan import any_expert_linear
 
 SHORT = dict(block_size=5, n_loop=2)
 FAMILIES = {

@@ -6,8 +6,8 @@ from helpers import build
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from minilooped.export import from_gpt2
 from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.tools.export import from_gpt2
 
 SIZES = dict(vocab_size=67, block_size=24, n_layer=3, n_loop=1, n_head=4, n_embd=32, rule="none")
 

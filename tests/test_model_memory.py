@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import LOOM_PARTS, MOE, build, example, gradients, tiny, tokens
 
-from minilooped.probes import saved_bytes
+from minilooped.science.probes import saved_bytes
 
 MODES = {
     "dense": {},

@@ -13,7 +13,7 @@ import mistune
 import nbformat
 import pytest
 
-from minilooped import checks
+from minilooped.course import checks
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 CHAPTERS = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))

@@ -5,18 +5,19 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import minilooped.plan as planning
 import pytest
 import torch
 from tiny_runs import LOOM
 
-import minilooped.plan as planning
-from minilooped import widgets
 from minilooped.cli import main
+from minilooped.course import widgets
+from minilooped.engine.machine import PEAK_TFLOPS, peak_tflops
 from minilooped.model import LoopedConfig, LoopedGPT
-from minilooped.plan import LiveBytes, Memory, at_loops, hours, load_counts, memory, plan, training_tokens
 from minilooped.presets import PRESETS
-from minilooped.probes import step_memory
-from minilooped.train import PEAK_TFLOPS, TrainConfig, peak_tflops
+from minilooped.science.probes import step_memory
+from minilooped.tools.plan import LiveBytes, Memory, at_loops, hours, load_counts, memory, plan, training_tokens
+from minilooped.train import TrainConfig
 
 SMALL = LoopedConfig(vocab_size=500, block_size=64, n_layer=2, n_loop=3, n_head=4, n_embd=64)
 

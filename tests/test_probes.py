@@ -8,10 +8,11 @@ import pytest
 import torch
 from helpers import LOOM_PARTS, Reference, build, example, rms, tiny, tokens
 
-from minilooped import plots, probes, toy
-from minilooped.data import Task
+from minilooped.course import plots
+from minilooped.data.tasks import Task
 from minilooped.model import LoopedConfig, LoopedGPT, Router
-from minilooped.probes import saved_bytes
+from minilooped.science import probes, toy
+from minilooped.science.probes import saved_bytes
 
 # ----------------------------------------------------------------------------------------------------------------------
 # saved_bytes

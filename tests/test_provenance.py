@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from minilooped import provenance as module
-from minilooped.provenance import differences, gpu_results, provenance, record
+from minilooped.science import provenance as module
+from minilooped.science.provenance import differences, gpu_results, provenance, record
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # The scripts that record run by run, but for reliability.py, which draws its runs, and gpu.py, which waits for a GPU.

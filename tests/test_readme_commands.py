@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from minilooped import cli, harness, plan, shards, train
+from minilooped import cli, train
 from minilooped.cli import main
-from minilooped.shards import Source
+from minilooped.data import streaming as shards
+from minilooped.data.streaming import Source
+from minilooped.tools import harness, plan
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 COMMANDS = [

@@ -19,19 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import DENSE, children, cut_back, fingerprint, settings
 
-from minilooped import shards
 from minilooped.cli import main
-from minilooped.data import (
-    MANIFEST,
-    BatchStream,
-    BPETokenizer,
-    ShardedTokens,
-    digest,
-    eval_windows,
-    load_corpus,
-    prepare,
-)
-from minilooped.shards import FINEWEB_EDU, Source, prepare_stream
+from minilooped.data import BatchStream, BPETokenizer, digest, eval_windows, load_corpus, prepare
+from minilooped.data import streaming as shards
+from minilooped.data.storage import MANIFEST, ShardedTokens
+from minilooped.data.streaming import FINEWEB_EDU, Source, prepare_stream
 from minilooped.train import train
 
 datasets = pytest.importorskip("datasets")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from minilooped.stats import interval, student
+from minilooped.science.stats import interval, student
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tiny_runs import DENSE, LOOM, prepared
 
 from minilooped.model import RULES, Row
-from minilooped.provenance import provenance
-from minilooped.sweep import LanguageModel, Regression, Trial, best, curve, grid, load, shift, sweep
+from minilooped.science.provenance import provenance
+from minilooped.science.sweep import LanguageModel, Regression, Trial, best, curve, grid, load, shift, sweep
 from minilooped.train import TrainConfig, train
 
 LRS = [2.0**k for k in range(-9, -3)]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from minilooped import toy
+from minilooped.science import toy
 
 DEPTHS = (8, 16, 32, 64)
 ALPHAS = {"none": 0.0, "sqrt": 0.5, "inverse": 1.0}

@@ -35,28 +35,26 @@ from tiny_runs import (
 )
 from torch import nn
 
-from minilooped import plots
 from minilooped import train as trainer
-from minilooped.checkpoint import checkpoints, load_checkpoint, load_model, read_config, shell_command
+from minilooped.course import plots
 from minilooped.data import BatchStream, load_corpus
+from minilooped.engine.checkpoint import checkpoints, load_checkpoint, load_model, read_config, shell_command
+from minilooped.engine.log import read_log
+from minilooped.engine.machine import attention_kernel, pick_device, pick_dtype
+from minilooped.engine.state import random_state
+from minilooped.engine.stopping import StopSignal
 from minilooped.model import Block, LoopedConfig, LoopedGPT
-from minilooped.plan import LiveBytes
 from minilooped.presets import PRESETS
+from minilooped.tools.plan import LiveBytes
 from minilooped.train import (
     NextLoss,
-    StopSignal,
     TrainConfig,
     accumulate,
-    attention_kernel,
     evaluate,
     fit_micro_batch,
     learning_rate,
     loop_rms,
     loops_of_step,
-    pick_device,
-    pick_dtype,
-    random_state,
-    read_log,
     rehearse,
     sample,
     train,

@@ -22,14 +22,15 @@ import torch
 from jupyter_client.manager import run_kernel
 from matplotlib.figure import Figure
 
-from minilooped import plots, probes, toy, widgets
-from minilooped.ablation import ARMS, PARTS, Run, assembled
+from minilooped.course import plots, widgets
 from minilooped.data import CharTokenizer
 from minilooped.model import RULES, LoopedConfig, LoopedGPT, Row
-from minilooped.plan import MEMORY_PARTS, Memory, at_loops, hours
 from minilooped.presets import PRESETS
-from minilooped.stats import student
-from minilooped.sweep import Trial, grid, sweep
+from minilooped.science import probes, toy
+from minilooped.science.ablation import ARMS, PARTS, Run, assembled
+from minilooped.science.stats import student
+from minilooped.science.sweep import Trial, grid, sweep
+from minilooped.tools.plan import MEMORY_PARTS, Memory, at_loops, hours
 from minilooped.train import sample
 
 N_LOOPS = (1, 2, 3, 5)  # not each the next, so that a position and its loop count are told apart

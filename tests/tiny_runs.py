@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from minilooped.checkpoint import checkpoints, load_checkpoint
 from minilooped.data import prepare
+from minilooped.engine.checkpoint import checkpoints, load_checkpoint
 from minilooped.model import LoopedConfig
 from minilooped.presets import LOOM_PARTS
 from minilooped.train import TrainConfig, train

@@ -27,12 +27,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from ..files import make_folder, write_atomically
+from ..model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
+from ..train import NextLoss, train_step
 from . import ablation, probes, sweep, toy
-from .files import make_folder, write_atomically
-from .model import EMA, RULES, LoopedConfig, LoopedGPT, Memory, Router
 from .provenance import RESULTS
 from .stats import interval
-from .train import NextLoss, train_step
 
 Tier = Literal["seconds", "minutes", "gpu"]
 Verdict = Literal[

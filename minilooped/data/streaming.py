@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from .data import FORMAT, MANIFEST, BPETokenizer, damages, read_manifest, storage_dtype
-from .files import in_a_line, make_folder, write_atomically, writing
+from ..files import in_a_line, make_folder, write_atomically, writing
+from . import BPETokenizer
+from .storage import FORMAT, MANIFEST, damages, read_manifest, storage_dtype
 
 SHARD_TOKENS = 100_000_000  # 200 MB
 BATCH_CHARACTERS = 4_000_000  # tokenized at a time: about a thousand pages of the web

@@ -15,7 +15,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .stats import interval
+from ..science.stats import interval
 
 STYLE = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
@@ -108,24 +108,6 @@ def show(ax: Axes, alt: str) -> None:
 
     save(ax, png := BytesIO())
     display(Picture(png.getvalue(), alt))
-
-
-@in_style
-def training_curve(
-    steps: Sequence[int], losses: Sequence[float], estimates: Sequence[tuple[int, float]], val_loss: float,
-    *, title: str = "", ax: Axes | None = None,
-) -> Axes:  # fmt: skip
-    """Training loss over the steps, (step, validation loss) estimates on the way, and the final validation loss."""
-    ax = figure() if ax is None else ax
-    ax.plot(steps, losses, color=LINE, linewidth=1, label="training batches")
-    if estimates:
-        ax.plot(
-            *zip(*estimates, strict=True), color=MARKED, marker="s", markersize=5, label="validation, a few batches"
-        )
-    ax.axhline(val_loss, color=QUIET, linestyle="--", linewidth=1.5, label=f"validation, all of it: {val_loss:.3f}")
-    ax.set(xlabel="step", ylabel="loss, nats per token", title=title)
-    ax.legend()
-    return ax
 
 
 @in_style

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import probes, toy
-from .model import EMA, LoopedConfig, LoopedGPT, Memory
-from .stats import interval, student
-from .train import pick_device, pick_dtype
+from ..engine.machine import pick_device, pick_dtype
+from ..model import EMA, LoopedConfig, LoopedGPT, Memory
+from ..science import probes, toy
+from ..science.stats import interval, student
 
 
 def installation() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .model import LoopedConfig
+from ..model import LoopedConfig
 from .stats import interval as interval  # the last of the four steps above
 
 # What each part changes in a config.

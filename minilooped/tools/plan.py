@@ -24,9 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from .data import load_corpus
-from .model import LoopedConfig, LoopedGPT
-from .train import PEAK_TFLOPS, TrainConfig, micro_batches_of_peak, peak_tflops
+from ..data import load_corpus
+from ..engine.machine import PEAK_TFLOPS, peak_tflops
+from ..model import LoopedConfig, LoopedGPT
+from ..train import TrainConfig, micro_batches_of_peak
 
 EXAMPLES = ("L4", "RTX 4090", "A100", "H100")  # where no GPU is named
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "passing")

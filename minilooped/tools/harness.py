@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from .data import Tokenizer
-from .files import in_a_line
-from .model import LoopedGPT, at_least_float32, evaluating
+from ..data import Tokenizer
+from ..files import in_a_line
+from ..model import LoopedGPT, at_least_float32, evaluating
 
 try:
     from lm_eval.api.model import TemplateLM

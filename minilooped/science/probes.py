@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from .data import Task, Tokenizer
-from .model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
+from ..data import Tokenizer
+from ..data.tasks import Task
+from ..model import LoopedConfig, LoopedGPT, Routing, at_least_float32, evaluating
+from ..train import NextLoss, evaluate, loop_rms, sample, train_step
 from .toy import rms
-from .train import NextLoss, evaluate, loop_rms, sample, train_step
 
 
 @dataclass(frozen=True)

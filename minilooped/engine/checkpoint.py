@@ -33,9 +33,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .data import Tokenizer, tokenizer_from_spec
-from .files import in_a_line, make_folder, refuse_links, replacing, write_atomically, writing
-from .model import LoopedConfig, LoopedGPT
+from ..data import Tokenizer, tokenizer_from_spec
+from ..files import in_a_line, make_folder, refuse_links, replacing, write_atomically, writing
+from ..model import LoopedConfig, LoopedGPT
+from .machine import fitting_memory
 
 T = TypeVar("T")
 
@@ -128,25 +129,6 @@ def restoring(path: Path) -> Iterator[None]:
         raise ValueError(
             f"{path} does not fit the config of its run ({in_a_line(error)}): restore it, or train again"
         ) from error
-
-
-# What torch says where memory is short, if it is no OutOfMemoryError: the CPU, Apple's GPU, and CUDA's libraries, whose
-# own working memory torch does not manage.
-FULL = "allocate memory|overflow|out of memory|ALLOC_FAILED"
-
-
-@contextmanager
-def fitting_memory() -> Iterator[None]:
-    """One MemoryError, with the settings that help, for all that torch raises where the memory does not suffice."""
-    try:
-        yield
-    except (RuntimeError, TypeError, OverflowError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or re.search(FULL, str(error), re.I):
-            raise MemoryError(
-                "this does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
-                "factor, or set recompute_loops, loss_chunk or segment, or lower block_size, n_loop, n_layer or n_embd"
-            ) from error
-        raise
 
 
 def _newest(run: Path, folders: list[Path], read: Callable[[Path], T]) -> T:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from .files import write_atomically
+from ..files import write_atomically
 
-RESULTS = Path(__file__).parents[1] / "data" / "results"  # of a checkout; an installed wheel has none
+RESULTS = Path(__file__).parents[2] / "data" / "results"  # of a checkout; an installed wheel has none
 
 
 def provenance(made_by: str) -> dict[str, str | int | None]:

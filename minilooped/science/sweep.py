@@ -26,20 +26,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from .data import BatchStream, Corpus, eval_windows, load_corpus
-from .files import make_folder, write_atomically, writing
-from .model import LoopedConfig, LoopedGPT, Row, rms_norm
+from ..data import BatchStream, Corpus, eval_windows, load_corpus
+from ..engine.machine import pick_device, pick_dtype
+from ..files import make_folder, write_atomically, writing
+from ..model import LoopedConfig, LoopedGPT, Row, rms_norm
+from ..train import NextLoss, TrainConfig, evaluate, learning_rate, loops_of_step, train_step
 from .provenance import differences, provenance
-from .train import (
-    NextLoss,
-    TrainConfig,
-    evaluate,
-    learning_rate,
-    loops_of_step,
-    pick_device,
-    pick_dtype,
-    train_step,
-)
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from . import plots, probes, toy
-from .ablation import ARMS, PARTS, Run, assembled, reported
-from .data import Tokenizer
-from .model import RULES, LoopedConfig, LoopedGPT
-from .plan import EXAMPLES, MEMORY_PARTS, Counts, at_loops, hours
-from .presets import LOOM_PARTS, PRESETS
-from .probes import Cost, Dial, Visits
-from .sweep import Losses, best, curve, shift
-from .train import PEAK_TFLOPS
+from ..data import Tokenizer
+from ..engine.machine import PEAK_TFLOPS
+from ..model import RULES, LoopedConfig, LoopedGPT
+from ..presets import LOOM_PARTS, PRESETS
+from ..science import probes, toy
+from ..science.ablation import ARMS, PARTS, Run, assembled, reported
+from ..science.probes import Cost, Dial, Visits
+from ..science.sweep import Losses, best, curve, shift
+from ..tools.plan import EXAMPLES, MEMORY_PARTS, Counts, at_loops, hours
+from . import plots
 
 VISITS = (1, 2, 4, 8, 16, 32, 64, 128)
 

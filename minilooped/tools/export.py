@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .checkpoint import find_run, load_model, new_run, write_config
-from .data import BPETokenizer, Tokenizer, embedded
-from .files import in_a_line, replacing, writing
-from .model import LoopedConfig, LoopedGPT
-from .train import TrainConfig
+from ..data import BPETokenizer, Tokenizer, embedded
+from ..engine.checkpoint import find_run, load_model, new_run, write_config
+from ..files import in_a_line, replacing, writing
+from ..model import LoopedConfig, LoopedGPT
+from ..train import TrainConfig
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -188,7 +188,7 @@ def export_hf(run: str | Path, out: str | Path | None = None) -> Path:
 
 
 def _wrap(model: LoopedGPT) -> "PreTrainedModel":
-    from .modeling_minilooped import MiniloopedConfig, MiniloopedForCausalLM
+    from ..modeling_minilooped import MiniloopedConfig, MiniloopedForCausalLM
 
     # With these marks, save_pretrained writes the code beside the weights and says in config.json where to find it.
     MiniloopedConfig.register_for_auto_class()

@@ -1,0 +1,107 @@
+"""What this machine is and can do: its device, its number types, its speed, its memory. Each choice with its reason."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..model import LoopedGPT, evaluating
+
+
+def pick_device(asked: str = "auto") -> tuple[torch.device, str]:
+    """The device to compute on, and the reason."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if asked != "auto":
+        if (asked == "cuda" and not cuda) or (asked == "mps" and not mps):
+            raise ValueError(f"device={asked!r} was asked for, but torch sees none here: leave it at 'auto'")
+        return torch.device(asked), "asked for"
+    if cuda:
+        return torch.device("cuda"), f"torch sees {torch.cuda.get_device_name()}"
+    if mps:
+        return torch.device("mps"), "Apple GPU; its numbers differ a little. Should they look wrong: device=cpu"
+    return torch.device("cpu"), "torch sees no GPU"
+
+
+def pick_dtype(device: torch.device, asked: str = "auto") -> tuple[torch.dtype, str]:
+    """The type of matrix products, and the reason: bfloat16 where the hardware computes in it, else float32."""
+    if asked != "auto":
+        return getattr(torch, asked), "asked for"
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "this GPU computes in bfloat16"
+        return torch.float32, "this GPU has no bfloat16 arithmetic"
+    if device.type == "cpu":
+        if cpu_has_bfloat16():
+            return torch.bfloat16, "this CPU computes in bfloat16"
+        return torch.float32, "this CPU has no bfloat16 arithmetic"
+    return torch.float32, "bfloat16 is not dependable on an Apple GPU"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies in bfloat16 (AVX512-BF16 or AMX). Where it does not, bfloat16 is emulated: slower."""
+    # Newer versions of torch have the public get_capabilities, older ones a private function per capability.
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    if capabilities:
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
+# Dense bfloat16 products with float32 sums, as the makers' data sheets give them (without sparsity), in 1e12 operations
+# a second. The first name that occurs in the device's name counts, if no digit follows it: an A4000 is no A40.
+PEAK_TFLOPS = {
+    "B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362,
+    "L40": 181, "L4": 121, "A40": 150, "A10G": 70, "A10": 125, "A6000": 155, "RTX 5090": 209, "RTX 4090": 165,
+    "RTX 3090": 71,
+}  # fmt: skip
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """The best that a GPU can do in bfloat16, in TFLOP/s, by its name; None if it is not in the table."""
+    return next((float(peak) for name, peak in PEAK_TFLOPS.items() if re.search(rf"{name}(?!\d)", device_name)), None)
+
+
+class AttentionCalls(TorchDispatchMode):
+    """Notes the fused attention kernels that run inside, with the type of their inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if "scaled_dot_product" in name:
+            kernel = name.strip("_").removeprefix("scaled_dot_product_")
+            self.kernels.append(f"{kernel} kernel in {str(args[0].dtype).removeprefix('torch.')}")
+        return func(*args, **(kwargs or {}))
+
+
+def attention_kernel(
+    model: LoopedGPT, idx: Tensor, autocast: Callable[[], AbstractContextManager] = nullcontext
+) -> str:
+    """Which attention ran for tokens idx (B, T), and in which type: one forward is made to see it."""
+    with evaluating(model), AttentionCalls() as calls, autocast():
+        model(idx, n_loop=1, return_logits=False)
+    return calls.kernels[0] if calls.kernels else "plain matrix products"
+
+
+# What torch says where memory is short, if it is no OutOfMemoryError: the CPU, Apple's GPU, and CUDA's libraries, whose
+# own working memory torch does not manage.
+FULL = "allocate memory|overflow|out of memory|ALLOC_FAILED"
+
+
+@contextmanager
+def fitting_memory() -> Iterator[None]:
+    """One MemoryError, with the settings that help, for all that torch raises where the memory does not suffice."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or re.search(FULL, str(error), re.I):
+            raise MemoryError(
+                "this does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
+                "factor, or set recompute_loops, loss_chunk or segment, or lower block_size, n_loop, n_layer or n_embd"
+            ) from error
+        raise

@@ -1,0 +1,1 @@
+"""Around a training: what it will take, and the way to other programs and back."""
