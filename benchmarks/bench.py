@@ -304,21 +304,28 @@ def step(options: Options) -> list[Table]:
     others = "loopformer, plain loop", "x-transformers, repeated order"
     return [
         timed(
-            "Training step", variants, options.rounds,
+            "Training step",
+            variants,
+            options.rounds,
             Target("ours, rotary, qk-norm, bf16", "nanoGPT, 12 untied", 0.50),
             Target("ours", "nanoLOOP", 1.05),
             *(Target(f"ours{kind}", f"{other}{kind}", 1.0) for kind in ("", ", bf16") for other in others),
         )
-    ]  # fmt: skip
+    ]
 
 
 def x_transformers_step(idx: Tensor, targets: Tensor, bf16: bool) -> Callable[[], None]:
     from x_transformers import Decoder, TransformerWrapper
 
     stack = Decoder(
-        dim=256, heads=8, attn_dim_head=32, attn_flash=True, ff_no_bias=True,
-        custom_layers=("a", "f") * 2, layers_execute_order=tuple(range(4)) * 6,
-    )  # fmt: skip
+        dim=256,
+        heads=8,
+        attn_dim_head=32,
+        attn_flash=True,
+        ff_no_bias=True,
+        custom_layers=("a", "f") * 2,
+        layers_execute_order=tuple(range(4)) * 6,
+    )
     model = TransformerWrapper(num_tokens=512, max_seq_len=128, tie_embedding=True, attn_layers=stack)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.1)
     return training_step(
@@ -379,11 +386,13 @@ def gpt2(options: Options) -> list[Table]:
     variants["ours, 4 x 3, bf16"] = our_step(OURS_LARGE, idx, targets, bf16=True)
     return [
         timed(
-            "Training step, GPT-2 small's shape", variants, min(options.rounds, 5),
+            "Training step, GPT-2 small's shape",
+            variants,
+            min(options.rounds, 5),
             Target("ours, 4 x 3", "nanoGPT, 12 untied", 0.80),
             Target("ours, 4 x 3, bf16", "nanoGPT, 12 untied", 0.42),
         )
-    ]  # fmt: skip
+    ]
 
 
 def moe_layer(options: Options) -> list[Table]:
@@ -423,22 +432,31 @@ def moe_model(options: Options) -> list[Table]:
             variants[f"ours{kind}{precision}"] = our_step(config, idx, targets, bf16, collapsed)
     return [
         timed(
-            "Training step, MoE", variants, options.rounds,
+            "Training step, MoE",
+            variants,
+            options.rounds,
             Target("ours", "looped-moe", 0.75),
             Target("ours, bf16", "looped-moe", 0.75),
             Target("ours, collapsed", "ours", 1.2),
             Target("ours, collapsed, bf16", "ours, bf16", 1.2),
         )
-    ]  # fmt: skip
+    ]
 
 
 def looped_moe_step(module: ModuleType, idx: Tensor, targets: Tensor, collapsed: bool) -> Callable[[], None]:
     model = module.LoopedMoETransformer(
         module.ModelConfig(
-            d_model=256, n_heads=8, d_ff=256, n_experts=8, top_k=2, seq_len=128, vocab_size=512, topology=[(2, 6)],
+            d_model=256,
+            n_heads=8,
+            d_ff=256,
+            n_experts=8,
+            top_k=2,
+            seq_len=128,
+            vocab_size=512,
+            topology=[(2, 6)],
             per_loop_routers=True,
         )
-    )  # fmt: skip
+    )
     if collapsed:
         push = torch.tensor([100.0] * 2 + [0.0] * 6)
         for layer in model.layers:
@@ -605,10 +623,7 @@ def generate(options: Options) -> list[Table]:
     shape = SHAPE | dict(block_size=512)
     model, one = LoopedGPT(replace(OURS, block_size=512)), torch.zeros(1, 1, dtype=torch.long)
     cached, recomputed = "ours, cached", "ours, recomputed"
-    long = {
-        cached: lambda: model.generate(one, 511),
-        recomputed: lambda: model.generate(one, 511, use_cache=False),
-    }
+    long = {cached: lambda: model.generate(one, 511), recomputed: lambda: model.generate(one, 511, use_cache=False)}
     single, batch = "ours, 16 one by one", "ours, 16 at once"
     short: dict[str, Callable[[], object]] = {
         batch: lambda: model.generate(one.expand(16, 1), 63),
@@ -623,10 +638,12 @@ def generate(options: Options) -> list[Table]:
     tables = [
         timed("16 sequences of 64 tokens", short, min(options.rounds, 5), Target(single, batch, 6, least=True)),
         Table(
-            "One sequence of 512 tokens", "ms", in_turn("512 tokens", long, min(options.rounds, 2), warm_up=False),
+            "One sequence of 512 tokens",
+            "ms",
+            in_turn("512 tokens", long, min(options.rounds, 2), warm_up=False),
             [Target(recomputed, cached, 8, least=True)],
         ),
-    ]  # fmt: skip
+    ]
     return tables
 
 
@@ -681,10 +698,20 @@ def imports(options: Options) -> list[Table]:
 
 
 PARTS: dict[Part, Callable[[Options], list[Table]]] = {
-    "step": step, "profile": profile, "gpt2": gpt2, "moe_layer": moe_layer, "moe_model": moe_model,
-    "segments": segments, "loops": loops, "graphs": graphs, "compiling": compiling, "generate": generate,
-    "toy": toy_simulation, "trainer": trainer, "imports": imports,
-}  # fmt: skip
+    "step": step,
+    "profile": profile,
+    "gpt2": gpt2,
+    "moe_layer": moe_layer,
+    "moe_model": moe_model,
+    "segments": segments,
+    "loops": loops,
+    "graphs": graphs,
+    "compiling": compiling,
+    "generate": generate,
+    "toy": toy_simulation,
+    "trainer": trainer,
+    "imports": imports,
+}
 
 
 def main(options: Options) -> None:
@@ -701,8 +728,9 @@ def main(options: Options) -> None:
         results = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
         results[name] = dict(
             provenance=provenance(f"python benchmarks/bench.py --only {name}, with clones of the peers"),
-            amx=bool(amx), tables=tables,
-        )  # fmt: skip
+            amx=bool(amx),
+            tables=tables,
+        )
         write(options.out, {part: results[part] for part in get_args(Part) if part in results})
         print("\n".join(["", *map(as_markdown, tables)]), flush=True)
 

@@ -37,10 +37,16 @@ LRS = (4e-3, 8e-3, 16e-3)
 TASK = LanguageModel(
     LoopedConfig(block_size=64, n_head=4, n_embd=64, init_std=64**-0.5, l_ref=2, embed_norm=True, tie_embeddings=False),
     TrainConfig(
-        max_steps=120, batch_size=16, schedule="wsd", warmup_steps=12, decay_steps=40, weight_decay=0.1,
-        dtype="bfloat16", threads=1,
+        max_steps=120,
+        batch_size=16,
+        schedule="wsd",
+        warmup_steps=12,
+        decay_steps=40,
+        weight_decay=0.1,
+        dtype="bfloat16",
+        threads=1,
     ),
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

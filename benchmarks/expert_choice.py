@@ -56,10 +56,23 @@ from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
 MODEL = LoopedConfig(
-    block_size=64, n_layer=2, n_loop=6, n_head=4, n_embd=64, n_inner=88, init_std=64**-0.5, tie_embeddings=False,
-    rule="loom", reinject=True, loop_residual=0.5, loop_end_norm=True, n_expert=8, top_k=2, gate="sigmoid",
+    block_size=64,
+    n_layer=2,
+    n_loop=6,
+    n_head=4,
+    n_embd=64,
+    n_inner=88,
+    init_std=64**-0.5,
+    tie_embeddings=False,
+    rule="loom",
+    reinject=True,
+    loop_residual=0.5,
+    loop_end_norm=True,
+    n_expert=8,
+    top_k=2,
+    gate="sigmoid",
     moe_out_norm=True,
-)  # fmt: skip
+)
 TRAIN = TrainConfig(
     max_steps=100, batch_size=8, lr=2e-2, schedule="wsd", warmup_steps=10, decay_steps=30, dtype="float32", threads=1
 )

@@ -134,9 +134,16 @@ SHAPE = dict(block_size=256, n_head=6, n_embd=384, init_std=384**-0.5)
 DENSE = LoopedConfig(**SHAPE, n_layer=4)
 LOOM = replace(LOOM_PARTS, **SHAPE, n_layer=2)
 NAIVE = replace(
-    LOOM, rule="none", embed_norm=True, router="shared", reinject=False, loop_residual=None, loop_end_norm=False,
-    moe_out_norm=False, segment=None,
-)  # fmt: skip
+    LOOM,
+    rule="none",
+    embed_norm=True,
+    router="shared",
+    reinject=False,
+    loop_residual=None,
+    loop_end_norm=False,
+    moe_out_norm=False,
+    segment=None,
+)
 STEPS, MICRO_BATCHES, REPEATS, WINDOWS = 300, 4, 3, 4
 
 
@@ -223,9 +230,13 @@ class Grid:
         task = self.task(arm, n_loop)
         config = of_text(task.model, task, n_loop)
         about = dict(
-            gpu=device_name(), steps=task.train.max_steps, parameters=counted(config)[0],
-            flops_per_token=counted(config)[1], tokens=plan.training_tokens(config, task.train), val_loss=math.inf,
-        )  # fmt: skip
+            gpu=device_name(),
+            steps=task.train.max_steps,
+            parameters=counted(config)[0],
+            flops_per_token=counted(config)[1],
+            tokens=plan.training_tokens(config, task.train),
+            val_loss=math.inf,
+        )
         if not fits(task, n_loop):
             return about | dict(outcome="out of memory")
         return about | attempt(lambda: self.train(task, n_loop, lr, seed))
@@ -280,9 +291,14 @@ def fits(task: LanguageModel, n_loop: int) -> bool:
 def grids(data: str, toy: bool) -> dict[str, Grid]:
     def text(model: LoopedConfig, steps: int = STEPS) -> LanguageModel:
         train = TrainConfig(
-            data=data, max_steps=steps, batch_size=32, schedule="wsd", warmup_steps=steps // 10,
-            decay_steps=steps // 3, weight_decay=0.1,
-        )  # fmt: skip
+            data=data,
+            max_steps=steps,
+            batch_size=32,
+            schedule="wsd",
+            warmup_steps=steps // 10,
+            decay_steps=steps // 3,
+            weight_decay=0.1,
+        )
         if not toy:
             return LanguageModel(model, train, eval_every_nth=4)
         inner = model.n_inner and 8
@@ -388,9 +404,13 @@ class Bench:
         synchronize()
         began = time.perf_counter()
         train_step(
-            self.next_loss, self.optimizer, batches, autocast=self.autocast, grad_clip=self.train.grad_clip,
+            self.next_loss,
+            self.optimizer,
+            batches,
+            autocast=self.autocast,
+            grad_clip=self.train.grad_clip,
             step_per_segment=len(self.config.segments()) > 1,
-        )  # fmt: skip
+        )
         synchronize()
         return time.perf_counter() - began
 
@@ -417,10 +437,15 @@ def speed(config: LoopedConfig, train: TrainConfig, backend: str | None) -> dict
     tokens = bench.train.batch_size * bench.train.grad_accum * config.block_size
     peak, flops = peak_tflops(device_name()), bench.model.flops_per_token()
     return found | dict(
-        batch_size=bench.train.batch_size, grad_accum=bench.train.grad_accum, parameters=bench.model.num_params(),
-        flops_per_token=flops, tokens_per_second=tokens / seconds, peak_tflops=peak,
-        mfu=peak and tokens / seconds * flops / (peak * 1e12), compile_seconds=first - seconds if backend else None,
-    )  # fmt: skip
+        batch_size=bench.train.batch_size,
+        grad_accum=bench.train.grad_accum,
+        parameters=bench.model.num_params(),
+        flops_per_token=flops,
+        tokens_per_second=tokens / seconds,
+        peak_tflops=peak,
+        mfu=peak and tokens / seconds * flops / (peak * 1e12),
+        compile_seconds=first - seconds if backend else None,
+    )
 
 
 def peak_memory(config: LoopedConfig, train: TrainConfig) -> dict[str, Any]:

@@ -72,9 +72,17 @@ BUDGETS, LAST = (480, 960, 1920), 12  # steps times visits; loops read out
 
 def text(model: LoopedConfig, steps: int, **training: str) -> LanguageModel:
     train = TrainConfig(
-        max_steps=steps, batch_size=16, schedule="wsd", warmup_steps=12, decay_steps=steps // 3, weight_decay=0.1,
-        dtype="bfloat16", threads=1, step_per_segment=False, **training,
-    )  # fmt: skip
+        max_steps=steps,
+        batch_size=16,
+        schedule="wsd",
+        warmup_steps=12,
+        decay_steps=steps // 3,
+        weight_decay=0.1,
+        dtype="bfloat16",
+        threads=1,
+        step_per_segment=False,
+        **training,
+    )
     return LanguageModel(model, train, 8)
 
 
@@ -143,10 +151,16 @@ def main() -> None:
 
     # What matters most comes first, so that a recording cut short is still a comparison.
     for runs in (
-        sizes(small, 1), dials(first, 2), sizes(small, 2), dials(of_factored, 3), sizes(small, 3),
-        dials(rest, 1), dials(rest, 2), *(sizes(["2 x 8"], seed) for seed in (1, 2, 3)),
+        sizes(small, 1),
+        dials(first, 2),
+        sizes(small, 2),
+        dials(of_factored, 3),
+        sizes(small, 3),
+        dials(rest, 1),
+        dials(rest, 2),
+        *(sizes(["2 x 8"], seed) for seed in (1, 2, 3)),
         dials(first, 3),
-    ):  # fmt: skip
+    ):
         record(PATH, settings, runs, measure)
 
 

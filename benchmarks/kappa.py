@@ -32,10 +32,16 @@ MEASURED_AT = (0, 10, 20, 40)  # steps
 TASK = LanguageModel(
     LoopedConfig(block_size=64, n_head=4, n_embd=64, init_std=64**-0.5, l_ref=2, embed_norm=True, tie_embeddings=False),
     TrainConfig(
-        max_steps=40, batch_size=8, schedule="wsd", warmup_steps=6, decay_steps=20, weight_decay=0.1, dtype="bfloat16",
+        max_steps=40,
+        batch_size=8,
+        schedule="wsd",
+        warmup_steps=6,
+        decay_steps=20,
+        weight_decay=0.1,
+        dtype="bfloat16",
         threads=1,
     ),
-)  # fmt: skip
+)
 
 
 def measure(rule: str, R: int, seed: int) -> dict[str, list[float]]:

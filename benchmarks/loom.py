@@ -51,9 +51,15 @@ from minilooped.train import TrainConfig, evaluate
 
 OUT = RESULTS / "loom.json"
 TRAINING = TrainConfig(
-    max_steps=120, batch_size=8, schedule="wsd", warmup_steps=12, decay_steps=40, weight_decay=0.1, dtype="float32",
+    max_steps=120,
+    batch_size=8,
+    schedule="wsd",
+    warmup_steps=12,
+    decay_steps=40,
+    weight_decay=0.1,
+    dtype="float32",
     threads=1,
-)  # fmt: skip
+)
 EVERY = 10
 STALLED = ("without scaling", "plain + both norms", "plain + expert norm", "plain + loop norm")
 SEEKERS = ("full", "plain", "plain + scaling", *STALLED)

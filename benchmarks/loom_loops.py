@@ -40,9 +40,16 @@ PRESET = PRESETS["shakespeare-moe"]
 TRAIN = replace(PRESET.train, dtype="float32")
 SIXTHS = replace(TRAIN, batch_size=2, max_steps=4800, warmup_steps=180, decay_steps=4620)
 PLAIN = replace(
-    PRESET.model, rule="none", embed_norm=True, router="shared", reinject=False, loop_residual=None,
-    loop_end_norm=False, moe_out_norm=False, segment=None,
-)  # fmt: skip
+    PRESET.model,
+    rule="none",
+    embed_norm=True,
+    router="shared",
+    reinject=False,
+    loop_residual=None,
+    loop_end_norm=False,
+    moe_out_norm=False,
+    segment=None,
+)
 TASKS = {
     "loom": LanguageModel(PRESET.model, TRAIN, 8),
     "plain": LanguageModel(PLAIN, TRAIN, 8),

@@ -48,10 +48,16 @@ WITHOUT_LR_FACTOR, FOUR_OVER_N = "factored, one learning rate", "inverse, lambda
 TASK = LanguageModel(
     LoopedConfig(block_size=64, n_head=4, n_embd=64, init_std=64**-0.5, l_ref=2),
     TrainConfig(
-        max_steps=150, batch_size=32, schedule="wsd", warmup_steps=15, decay_steps=50, weight_decay=0.1,
-        dtype="bfloat16", threads=1,
+        max_steps=150,
+        batch_size=32,
+        schedule="wsd",
+        warmup_steps=15,
+        decay_steps=50,
+        weight_decay=0.1,
+        dtype="bfloat16",
+        threads=1,
     ),
-)  # fmt: skip
+)
 
 RULES[FOUR_OVER_N] = lambda c: replace(RULES["inverse"](c), branch=4 / c.n_loop)
 RULES[WITHOUT_LR_FACTOR] = lambda c: replace(RULES["factored"](c), lr_factor=1.0, eps_factor=1.0)

@@ -39,13 +39,26 @@ from minilooped.train import TrainConfig, evaluate
 PATH = RESULTS / "p_hop.json"
 HOPS, LETTERS, LENGTH = (1, 2, 4), 4, 33
 MODEL = LoopedConfig(
-    vocab_size=LETTERS + max(HOPS) + 1, block_size=LENGTH, n_layer=2, n_head=4, n_embd=64, init_std=64**-0.5, l_ref=2,
+    vocab_size=LETTERS + max(HOPS) + 1,
+    block_size=LENGTH,
+    n_layer=2,
+    n_head=4,
+    n_embd=64,
+    init_std=64**-0.5,
+    l_ref=2,
     tie_embeddings=False,
-)  # fmt: skip
+)
 TRAIN = TrainConfig(
-    max_steps=600, batch_size=32, schedule="wsd", lr=3e-3, warmup_steps=50, decay_steps=200, weight_decay=0.1,
-    dtype="bfloat16", threads=1,
-)  # fmt: skip
+    max_steps=600,
+    batch_size=32,
+    schedule="wsd",
+    lr=3e-3,
+    warmup_steps=50,
+    decay_steps=200,
+    weight_decay=0.1,
+    dtype="bfloat16",
+    threads=1,
+)
 LOOPED = replace(MODEL, n_loop=3)
 ARMS = {
     "2 x 1": (MODEL, TRAIN),
@@ -78,9 +91,11 @@ def measure(arm: str, seed: int) -> dict[str, Any]:
         if step % 100 == 0:
             along.append(accuracies(model, model_config.n_loop)[-1])
     return dict(
-        along=along, by_loop=accuracies(model, 2 * model_config.n_loop if model_config.n_loop > 1 else 1),
-        loss=round(evaluate(model, [HELD_OUT]), 5), operations=model.flops_per_token(),
-    )  # fmt: skip
+        along=along,
+        by_loop=accuracies(model, 2 * model_config.n_loop if model_config.n_loop > 1 else 1),
+        loss=round(evaluate(model, [HELD_OUT]), 5),
+        operations=model.flops_per_token(),
+    )
 
 
 def main() -> None:

@@ -55,18 +55,7 @@ import tyro
 from safetensors.torch import load, save
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the tiny runs of the tests
-from tiny_runs import (  # noqa: E402
-    DENSE,
-    ENDLESS,
-    LOOM,
-    TEXT,
-    fingerprint,
-    newest_step,
-    prepared,
-    settings,
-    sign,
-    start_child,
-)
+from tiny_runs import DENSE, ENDLESS, LOOM, TEXT, fingerprint, newest_step, prepared, settings, sign, start_child  # noqa: E402
 
 from minilooped import cli  # noqa: E402
 from minilooped import train as trainer  # noqa: E402
@@ -166,9 +155,14 @@ def shards_of(tokens: Path, folder: Path) -> Path:
         shards.append(dict(file=name, tokens=len(ids), sha256=sha256(ids.tobytes()), last=dict(state={}, sha256="")))
     source = dict(dataset="pages", config=None, column="text", revision=None)
     manifest = dict(
-        format=FORMAT, source=source, tokenizer=corpus.tokenizer.spec(), tokens=len(corpus.train) + len(corpus.val),
-        dtype=storage_dtype(corpus.tokenizer.vocab_size), finished=True, shards=shards,
-    )  # fmt: skip
+        format=FORMAT,
+        source=source,
+        tokenizer=corpus.tokenizer.spec(),
+        tokens=len(corpus.train) + len(corpus.val),
+        dtype=storage_dtype(corpus.tokenizer.vocab_size),
+        finished=True,
+        shards=shards,
+    )
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     return folder
 
@@ -301,18 +295,46 @@ def disk_train(draw: random.Random, folder: Path, size: int) -> Figures:
 
 NUMBERS = {
     # model
-    "vocab_size": range(1, 12), "block_size": range(1, 9), "n_layer": range(1, 4), "n_loop": range(1, 5),
-    "n_head": range(1, 5), "n_embd": (2, 4, 6, 8, 12, 16), "n_inner": range(1, 10), "init_std": (1e-3, 0.02, 0.3, 1),
-    "lam": (0.1, 1, 2.0), "l_ref": (1, 2, 12, 0.5), "reinject_lam": (0, 0.5, 5.0), "loop_residual": (0, 0.5, 0.99),
-    "n_expert": range(0, 7), "n_expert_shared": range(0, 3), "top_k": range(1, 7), "balance_coef": (0, 2e-3, 1.0),
-    "z_coef": (0, 1e-3, 1.0), "segment": range(1, 6), "loss_chunk": range(1, 40),
+    "vocab_size": range(1, 12),
+    "block_size": range(1, 9),
+    "n_layer": range(1, 4),
+    "n_loop": range(1, 5),
+    "n_head": range(1, 5),
+    "n_embd": (2, 4, 6, 8, 12, 16),
+    "n_inner": range(1, 10),
+    "init_std": (1e-3, 0.02, 0.3, 1),
+    "lam": (0.1, 1, 2.0),
+    "l_ref": (1, 2, 12, 0.5),
+    "reinject_lam": (0, 0.5, 5.0),
+    "loop_residual": (0, 0.5, 0.99),
+    "n_expert": range(0, 7),
+    "n_expert_shared": range(0, 3),
+    "top_k": range(1, 7),
+    "balance_coef": (0, 2e-3, 1.0),
+    "z_coef": (0, 1e-3, 1.0),
+    "segment": range(1, 6),
+    "loss_chunk": range(1, 40),
     # trainer
-    "max_steps": range(1, 4), "batch_size": range(1, 6), "grad_accum": range(1, 4), "lr": (1e-4, 1e-2, 1, 1e4),
-    "warmup_steps": range(0, 4), "decay_steps": range(0, 4), "min_lr_ratio": (0, 0.1, 1), "weight_decay": (0, 0.1, 1),
-    "beta1": (0, 0.5, 0.9), "beta2": (0, 0.5, 0.999), "grad_clip": (0, 0.1, 1), "log_every": range(1, 4),
-    "eval_every": range(0, 3), "eval_batches": range(1, 4), "sample_every": (0,), "save_every": range(0, 3),
-    "seed": (0, 1, 2**40), "threads": (1,), "peak_tflops": (1, 312.5),
-}  # fmt: skip
+    "max_steps": range(1, 4),
+    "batch_size": range(1, 6),
+    "grad_accum": range(1, 4),
+    "lr": (1e-4, 1e-2, 1, 1e4),
+    "warmup_steps": range(0, 4),
+    "decay_steps": range(0, 4),
+    "min_lr_ratio": (0, 0.1, 1),
+    "weight_decay": (0, 0.1, 1),
+    "beta1": (0, 0.5, 0.9),
+    "beta2": (0, 0.5, 0.999),
+    "grad_clip": (0, 0.1, 1),
+    "log_every": range(1, 4),
+    "eval_every": range(0, 3),
+    "eval_batches": range(1, 4),
+    "sample_every": (0,),
+    "save_every": range(0, 3),
+    "seed": (0, 1, 2**40),
+    "threads": (1,),
+    "peak_tflops": (1, 312.5),
+}
 WORDS = {"rule": ["none", "sqrt", "factored", "loom", "depth_mup", "rezero", "deepnorm", "deeploop"]}
 FIXED = dict(runs="runs", data="tokens", tokenizer=None, device="auto", compile=False)  # tried elsewhere
 ODD = [None, 0, -1, 2.5, -0.5, math.nan, math.inf, 10**12, 10**30, True, "", "none", "Ж/..\n", (), [1], {}]
@@ -479,9 +501,14 @@ def mangle_weights(draw: random.Random, content: bytes) -> bytes:
     name = draw.choice(sorted(weights))
     weight = weights.pop(name)
     other = [
-        {}, {name: weight.flatten()}, {name: weight[..., :1].clone()}, {name: weight.to(torch.int8)},
-        {name: torch.full_like(weight, math.nan)}, {f"{name}.x": weight}, {name: weight.double()},
-    ]  # fmt: skip
+        {},
+        {name: weight.flatten()},
+        {name: weight[..., :1].clone()},
+        {name: weight.to(torch.int8)},
+        {name: torch.full_like(weight, math.nan)},
+        {f"{name}.x": weight},
+        {name: weight.double()},
+    ]
     return save(weights | draw.choice(other))
 
 
@@ -502,10 +529,19 @@ def mangle_table(draw: random.Random, content: bytes) -> bytes:
 def mangle_text(draw: random.Random, content: bytes) -> bytes:
     text = content.decode("utf-8")
     ways = [
-        text.encode("utf-16"), ("é" + text).encode("latin-1"), b"\xef\xbb\xbf" + content, content[:1], content[:2],
-        b"a" * 10_000, text.replace("\n", "\r\n").encode("utf-8"), b"\0" * 100, b"\xed\xa0\x80" * 9,
-        b"<|endoftext|>" * 9, "".join(map(chr, range(0x4E00, 0x9000))).encode("utf-8"), b"\n" * 50,
-    ]  # fmt: skip
+        text.encode("utf-16"),
+        ("é" + text).encode("latin-1"),
+        b"\xef\xbb\xbf" + content,
+        content[:1],
+        content[:2],
+        b"a" * 10_000,
+        text.replace("\n", "\r\n").encode("utf-8"),
+        b"\0" * 100,
+        b"\xed\xa0\x80" * 9,
+        b"<|endoftext|>" * 9,
+        "".join(map(chr, range(0x4E00, 0x9000))).encode("utf-8"),
+        b"\n" * 50,
+    ]
     return draw.choice(ways)
 
 
@@ -527,7 +563,7 @@ FILES = {
     "runs/tiny/step-4/state.pt": ([mangle_state] * 2, [RESUME]),
     "runs/tiny/step-4/sha256": ([], [RESUME, SAMPLE]),
     "text.txt": ([mangle_text] * 2, [PREPARE, [*PREPARE, "--tokenizer", "gpt2"]]),
-}  # fmt: skip
+}
 OPTIONS = {
     "train": [f"--{name.replace('_', '-')}" for name in NAMES] + ["--preset", "--resume", "--nonsense"],
     "sample": ["--prompt", "--n-loop", "--temperature", "--top-k", "--max-new-tokens", "--seed", "--device"],
@@ -537,16 +573,50 @@ OPTIONS = {
     "export": ["--to", "--out"],
     "eval": ["--tasks", "--limit", "--n-loop"],
     "claims": ["--tier", "--out", "P9-z", "--ids"],
-}  # fmt: skip
+}
 START = {
-    "train": DATA, "sample": SAMPLE, "prepare": PREPARE, "plan": ["plan", "--preset", "shakespeare"],
+    "train": DATA,
+    "sample": SAMPLE,
+    "prepare": PREPARE,
+    "plan": ["plan", "--preset", "shakespeare"],
     "sweep": ["sweep", *TINY[1:], "--data", "tokens", "--lrs", "0.01", "--seeds", "1", "--n-loops", "1"],
-    "export": ["export", "tiny"], "eval": ["eval", "tiny"], "claims": ["claims", "nonsense"],
-}  # fmt: skip
+    "export": ["export", "tiny"],
+    "eval": ["eval", "tiny"],
+    "claims": ["claims", "nonsense"],
+}
 ODD_WORDS = [
-    "", " ", "0", "-1", "1.5", "nan", "inf", "-inf", "1e30", "1e-400", "9" * 25, "9" * 5000, "None", "True", "x", "..",
-    "/", "runs", "text.txt", "tokens", "a/b", "Ж", "\n", "\udcff", "--", "-", "'", "💥" * 300, "%s", "{}", "~",
-]  # fmt: skip
+    "",
+    " ",
+    "0",
+    "-1",
+    "1.5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e30",
+    "1e-400",
+    "9" * 25,
+    "9" * 5000,
+    "None",
+    "True",
+    "x",
+    "..",
+    "/",
+    "runs",
+    "text.txt",
+    "tokens",
+    "a/b",
+    "Ж",
+    "\n",
+    "\udcff",
+    "--",
+    "-",
+    "'",
+    "💥" * 300,
+    "%s",
+    "{}",
+    "~",
+]
 
 
 def mangled(draw: random.Random, folder: Path) -> Figures:
@@ -653,13 +723,15 @@ def attacks(folder: Path, secret: Path, marker: Path) -> dict[str, tuple[Callabl
     hub = folder / "hub"
     return {
         "pickle in torch's archive": (
-            into(step / "state.pt", lambda p: torch.save({"optimizer": intruder}, p)), RESUME,
+            into(step / "state.pt", lambda p: torch.save({"optimizer": intruder}, p)),
+            RESUME,
         ),
         "bare pickle for a state": (into(step / "state.pt", bare), RESUME),
         "pickle for weights": (into(step / "model.safetensors", bare), SAMPLE),
         "archive for weights": (into(step / "model.safetensors", lambda p: torch.save(intruder, p)), SAMPLE),
         "pickle for published weights": (
-            lambda: (bare(run / "model.safetensors"), [shutil.rmtree(path) for path in checkpoints(run)]), SAMPLE,
+            lambda: (bare(run / "model.safetensors"), [shutil.rmtree(path) for path in checkpoints(run)]),
+            SAMPLE,
         ),
         "pickle for tokens": (lambda: bare(tokens / "train.bin"), DATA),
         "pickle for a header": (lambda: bare(tokens / "train.json"), DATA),
@@ -668,7 +740,8 @@ def attacks(folder: Path, secret: Path, marker: Path) -> dict[str, tuple[Callabl
         "pickle for a log": (lambda: bare(run / "log.csv"), RESUME),
         "pickle for a text": (lambda: bare(folder / "text.txt"), PREPARE),
         "code for a rule": (
-            lambda: edit_json(run / "config.json", lambda c: c["model"].update(rule="__import__('os')")), RESUME,
+            lambda: edit_json(run / "config.json", lambda c: c["model"].update(rule="__import__('os')")),
+            RESUME,
         ),
         "shard above the folder": (names("../../secret.bin"), SHARDS),
         "shard by its full path": (names(str(secret)), SHARDS),
@@ -678,7 +751,8 @@ def attacks(folder: Path, secret: Path, marker: Path) -> dict[str, tuple[Callabl
             ["prepare", "--hf-dataset", "pages", "--tokens", "5", "--out", "shards"],
         ),
         "tokenizer from a path": (
-            lambda: edit_json(tokens / "train.json", lambda h: h["tokenizer"].update(name="../../secret.bin")), DATA,
+            lambda: edit_json(tokens / "train.json", lambda h: h["tokenizer"].update(name="../../secret.bin")),
+            DATA,
         ),
         "link for tokens": (lambda: link(tokens / "train.bin", secret), DATA),
         "link for a header": (lambda: link(tokens / "train.json", secret), DATA),
@@ -691,11 +765,13 @@ def attacks(folder: Path, secret: Path, marker: Path) -> dict[str, tuple[Callabl
         "link for the next checkpoint": (lambda: (run / "step-5.tmp").symlink_to(secret.parent), RESUME),
         "pickle for an imported GPT-2": (
             lambda: (
-                hub.mkdir(), (hub / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8"),
+                hub.mkdir(),
+                (hub / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8"),
                 bare(hub / "pytorch_model.bin"),
-            ), ["import", "gpt2", "hub"],
+            ),
+            ["import", "gpt2", "hub"],
         ),
-    }  # fmt: skip
+    }
 
 
 ATTACKS = list(attacks(Path("a"), Path("b"), Path("c")))
@@ -900,8 +976,7 @@ def page(stored: dict[str, Any]) -> str:
 
 
 def main(
-    parts: tuple[Literal[tuple(PARTS)], ...] = tuple(PARTS),
-    replay: tuple[Literal[tuple(PARTS)], int] | None = None,
+    parts: tuple[Literal[tuple(PARTS)], ...] = tuple(PARTS), replay: tuple[Literal[tuple(PARTS)], int] | None = None
 ) -> None:
     """Count what goes wrong.
 

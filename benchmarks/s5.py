@@ -30,13 +30,26 @@ from minilooped.train import TrainConfig
 
 LENGTH, EVERY = 6, 2500
 MODEL = LoopedConfig(
-    vocab_size=120, block_size=LENGTH, n_layer=2, n_head=4, n_embd=128, init_std=128**-0.5, l_ref=2,
+    vocab_size=120,
+    block_size=LENGTH,
+    n_layer=2,
+    n_head=4,
+    n_embd=128,
+    init_std=128**-0.5,
+    l_ref=2,
     tie_embeddings=False,
-)  # fmt: skip
+)
 TRAIN = TrainConfig(
-    max_steps=30_000, batch_size=64, schedule="wsd", lr=2e-3, warmup_steps=50, decay_steps=10_000, weight_decay=0.1,
-    dtype="bfloat16", threads=1,
-)  # fmt: skip
+    max_steps=30_000,
+    batch_size=64,
+    schedule="wsd",
+    lr=2e-3,
+    warmup_steps=50,
+    decay_steps=10_000,
+    weight_decay=0.1,
+    dtype="bfloat16",
+    threads=1,
+)
 SLOWER = replace(TRAIN, lr=1e-3)
 SHAPES = {"2 x 1": MODEL, "2 x 3": replace(MODEL, n_loop=3), "6 x 1": replace(MODEL, n_layer=6)}
 ARMS = {name: (model, TRAIN) for name, model in SHAPES.items()}

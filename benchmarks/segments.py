@@ -43,9 +43,17 @@ from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
 MODEL = replace(
-    LOOM_PARTS, block_size=64, n_layer=1, n_loop=9, n_head=4, n_embd=64, init_std=64**-0.5, n_expert=8,
-    n_expert_shared=0, top_k=2,
-)  # fmt: skip
+    LOOM_PARTS,
+    block_size=64,
+    n_layer=1,
+    n_loop=9,
+    n_head=4,
+    n_embd=64,
+    init_std=64**-0.5,
+    n_expert=8,
+    n_expert_shared=0,
+    top_k=2,
+)
 TUNED, LRS = ("ordinary", "step", "ordinary, thirds", "accumulate"), (5e-3, 1e-2, 2e-2)
 PATH = RESULTS / "segments.json"
 
@@ -93,9 +101,15 @@ def task(arm: str, batches: int) -> LanguageModel:
     _, model, training = ARMS[arm]
     steps = batches * 9 // training.get("batch_size", 9)
     train = TrainConfig(
-        max_steps=steps, batch_size=9, schedule="wsd", warmup_steps=20, decay_steps=steps // 5, weight_decay=0.1,
-        dtype="float32", threads=1,
-    )  # fmt: skip
+        max_steps=steps,
+        batch_size=9,
+        schedule="wsd",
+        warmup_steps=20,
+        decay_steps=steps // 5,
+        weight_decay=0.1,
+        dtype="float32",
+        threads=1,
+    )
     return LanguageModel(replace(MODEL, **model), replace(train, **training), 8)
 
 

@@ -27,10 +27,12 @@ plots.save(axes[0, 0], RESULTS / "six_panels.png")
 about = provenance("python benchmarks/six_panels.py")
 about |= dict(seeds=SEEDS, steps=STEPS, lr=LR, config=asdict(config))
 rms = {
-    row: {rule: [[[float(f"{r:.5g}") for r in steps] for steps in seed] for seed in values.tolist()]
-          for rule, values in rules.items()}
+    row: {
+        rule: [[[float(f"{r:.5g}") for r in steps] for steps in seed] for seed in values.tolist()]
+        for rule, values in rules.items()
+    }
     for row, rules in panels.items()
-}  # fmt: skip
+}
 results = dict(provenance=about, depths=DEPTHS, rms=rms)
 (RESULTS / "six_panels.json").write_text(json.dumps(results) + "\n", encoding="utf-8")
 for row, rules in panels.items():

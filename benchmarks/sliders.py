@@ -127,11 +127,15 @@ def main(names: Sequence[str]) -> None:
         fastest = seconds_per_move(WIDGETS[name])
         cpu, wall = zip(*fastest.values(), strict=True)
         row = dict(
-            widget=name, positions=len(fastest),
-            cpu_median=round(statistics.median(cpu), 4), cpu_worst=round(max(cpu), 4),
-            wall_median=round(statistics.median(wall), 4), wall_worst=round(max(wall), 4),
-            slowest=max(fastest, key=lambda position: fastest[position][0]), commit=source["commit"],
-        )  # fmt: skip
+            widget=name,
+            positions=len(fastest),
+            cpu_median=round(statistics.median(cpu), 4),
+            cpu_worst=round(max(cpu), 4),
+            wall_median=round(statistics.median(wall), 4),
+            wall_worst=round(max(wall), 4),
+            slowest=max(fastest, key=lambda position: fastest[position][0]),
+            commit=source["commit"],
+        )
         rows[name] = row
         print(
             f"{name:16}{row['positions']:10}{row['cpu_median']:12.3f}{row['cpu_worst']:8.3f}"

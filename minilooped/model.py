@@ -643,13 +643,7 @@ class LoopedGPT(nn.Module):
         return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     def _run_loop(
-        self,
-        h: Tensor,
-        loop: int,
-        x0: Tensor,
-        global_ema: EMA | None,
-        start: int,
-        cache: KVCache | None = None,
+        self, h: Tensor, loop: int, x0: Tensor, global_ema: EMA | None, start: int, cache: KVCache | None = None
     ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
         config, in_gain, rope, memory, routings = self.config, self.row.in_gain, None, None, []
         if config.reinject and loop > 0:

@@ -126,9 +126,21 @@ class TrainConfig:
 # What a resumed run may change: where it lies and runs, what memory it takes, how long it goes on, how often it
 # reports. A new `max_steps` moves the schedule: from there on the learning rate is that of a run of the new length.
 FREE_ON_RESUME = (
-    "name", "runs", "max_steps", "log_every", "eval_every", "eval_batches", "sample_every", "save_every",
-    "device", "threads", "compile", "peak_tflops", "recompute_loops", "loss_chunk",
-)  # fmt: skip
+    "name",
+    "runs",
+    "max_steps",
+    "log_every",
+    "eval_every",
+    "eval_batches",
+    "sample_every",
+    "save_every",
+    "device",
+    "threads",
+    "compile",
+    "peak_tflops",
+    "recompute_loops",
+    "loss_chunk",
+)
 
 
 @dataclass
@@ -419,9 +431,13 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
             cleanup.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(config.threads)
         machine = dict(
-            torch=str(torch.__version__), device=device.type, dtype=str(dtype), threads=torch.get_num_threads(),
-            processes=n_processes, compile=config.compile,
-        )  # fmt: skip
+            torch=str(torch.__version__),
+            device=device.type,
+            dtype=str(dtype),
+            threads=torch.get_num_threads(),
+            processes=n_processes,
+            compile=config.compile,
+        )
         say(f"device   {device.type}: {device_reason}")
         say(f"dtype    {str(dtype).removeprefix('torch.')}: {dtype_reason}")
         say(f"threads  {machine['threads']}" + (f" in each of {n_processes} processes" if n_processes > 1 else ""))
@@ -431,9 +447,13 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         corpus = load_corpus(config.data, config.tokenizer)
         model_config = replace(model_config, vocab_size=corpus.tokenizer.vocab_size)
         draw = partial(
-            BatchStream, batch_size=config.batch_size, block_size=model_config.block_size, seed=config.seed,
-            rank=rank, world_size=n_processes,
-        )  # fmt: skip
+            BatchStream,
+            batch_size=config.batch_size,
+            block_size=model_config.block_size,
+            seed=config.seed,
+            rank=rank,
+            world_size=n_processes,
+        )
         stream, tokens_sha256 = draw(corpus.train), digest(corpus.train)
         if config.eval_every and len(corpus.val) <= model_config.block_size:
             raise ValueError(
@@ -519,9 +539,13 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         # -- compile and rehearse --
         next_loss = NextLoss(model).parallel()
         do_step = partial(
-            train_step, next_loss, optimizer,
-            autocast=autocast, step_per_segment=step_per_segment, grad_clip=config.grad_clip,
-        )  # fmt: skip
+            train_step,
+            next_loss,
+            optimizer,
+            autocast=autocast,
+            step_per_segment=step_per_segment,
+            grad_clip=config.grad_clip,
+        )
         eager = nullcontext
         if config.compile:
             eager = partial(torch.compiler.set_stance, "force_eager")
@@ -562,10 +586,16 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
         # -- the loop --
         def save() -> Path | None:
             state = dict(
-                optimizer=optimizer.state_dict(), stream=stream.state_dict(), random=random_state(), updates=updates,
-                seconds=seconds, n_tokens=len(corpus.train), tokens_sha256=tokens_sha256, machine=machine,
+                optimizer=optimizer.state_dict(),
+                stream=stream.state_dict(),
+                random=random_state(),
+                updates=updates,
+                seconds=seconds,
+                n_tokens=len(corpus.train),
+                tokens_sha256=tokens_sha256,
+                machine=machine,
                 settings=settings,
-            )  # fmt: skip
+            )
             return save_checkpoint(run, step, model.state_dict(), state) if rank == 0 else None
 
         def due(every: int) -> bool:
@@ -609,9 +639,15 @@ def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool
                         bar.write(sample(model, corpus.tokenizer, prompt, max_new_tokens=200, seed=config.seed) + "\n")
                 if due(config.log_every) or val_loss is not None or finished:
                     row = dict(
-                        step=step, loss=loss, val_loss=val_loss, lr=lr, grad_norm=norm, updates=updates,
-                        tokens=step * tokens_per_step, seconds=round(seconds, 3),
-                    )  # fmt: skip
+                        step=step,
+                        loss=loss,
+                        val_loss=val_loss,
+                        lr=lr,
+                        grad_norm=norm,
+                        updates=updates,
+                        tokens=step * tokens_per_step,
+                        seconds=round(seconds, 3),
+                    )
                     history.append(row)
                     if rank == 0:
                         write_log(run / "log.csv", [row], mode="a")

@@ -46,8 +46,7 @@ def test_rounds_that_do_not_pair_up_raise(bench):
 
 
 @pytest.mark.parametrize(
-    "bound, least, met",
-    [(0.5, False, True), (0.49, False, False), (0.5, True, True), (0.51, True, False)],
+    "bound, least, met", [(0.5, False, True), (0.49, False, False), (0.5, True, True), (0.51, True, False)]
 )
 def test_a_target_is_judged_by_the_median_and_its_bound_is_allowed(bench, bound, least, met):
     samples = dict(ours=[1.0, 2.0, 30.0], peer=[4.0, 4.0, 4.0])  # the mean would be far above

@@ -79,10 +79,17 @@ def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     no_news.write_text('{"fetchNews": "false", "checkForUpdates": false}', encoding="utf-8")
 
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
-        "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token=",
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--expose-app-in-browser",
+        "--ServerApp.ip=127.0.0.1",
+        "--ServerApp.port=0",
+        "--IdentityProvider.token=",
         f"--ServerApp.root_dir={notebooks}",
-    ]  # fmt: skip
+    ]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "JUPYTER_CONFIG_DIR": str(config),

@@ -49,9 +49,10 @@ def test_a_checkpoint_comes_back_and_the_one_before_is_kept(tmp_path):
     assert load_checkpoint(tmp_path).step == 200 and is_good(load_checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize("part, error", [
-    ("save_file", SafetensorError), ("torch.save", RuntimeError), ("fsync", OSError), ("os.replace", OSError)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "part, error",
+    [("save_file", SafetensorError), ("torch.save", RuntimeError), ("fsync", OSError), ("os.replace", OSError)],
+)
 def test_a_save_that_breaks_off_leaves_the_last_checkpoint(tmp_path, monkeypatch, part, error):
     save(tmp_path, 1)
 
@@ -292,24 +293,37 @@ def test_a_run_is_found_by_name_and_by_path_and_else_the_known_ones_are_listed(t
         find_run("c", tmp_path)
 
 
-@pytest.mark.parametrize("content", [
-    "", "{", "[]", "{}", "[" * 100_000,
-    '{"model": 1, "train": {}, "tokenizer": {}}', '{"model": {}, "train": {}, "tokenizer": {}}',
-    '{"model": {}, "train": {}, "tokenizer": {"name": "char"}}',
-    '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": 5}}',
-    '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": "ab", "chars": [1]}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"model": 1, "train": {}, "tokenizer": {}}',
+        '{"model": {}, "train": {}, "tokenizer": {}}',
+        '{"model": {}, "train": {}, "tokenizer": {"name": "char"}}',
+        '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": 5}}',
+        '{"model": {}, "train": {}, "tokenizer": {"name": "char", "hash": "ab", "chars": [1]}}',
+    ],
+)
 def test_a_config_that_is_none_is_a_clear_error(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match="is not the config of a run"):
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("kind, values, complaint", [
-    (LoopedConfig, {"n_loop": "3"}, "n_loop='3' must be"), (LoopedConfig, {"n_embd": 48.0}, "n_embd=48.0 must be"),
-    (TrainConfig, {"lr": "fast"}, "lr='fast' must be"), (TrainConfig, {"max_steps": [4]}, r"max_steps=\[4\] must be"),
-    (TrainConfig, {"schedule": {}}, "schedule={} must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, values, complaint",
+    [
+        (LoopedConfig, {"n_loop": "3"}, "n_loop='3' must be"),
+        (LoopedConfig, {"n_embd": 48.0}, "n_embd=48.0 must be"),
+        (TrainConfig, {"lr": "fast"}, "lr='fast' must be"),
+        (TrainConfig, {"max_steps": [4]}, r"max_steps=\[4\] must be"),
+        (TrainConfig, {"schedule": {}}, "schedule={} must be"),
+    ],
+)
 def test_a_value_of_another_type_in_a_config_is_named(tmp_path, kind, values, complaint):
     with pytest.raises(ValueError, match=rf"config.json is not the config of a run \({complaint}.*\): restore it"):
         from_dict(kind, values, tmp_path)

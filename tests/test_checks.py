@@ -74,8 +74,7 @@ def test_compare_says_what_differs(answer, expected, message):
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
-    [(4, 4), (4.0, 4), (1e6 + 1, 1e6), (torch.ones(2) + 1e-6, torch.ones(2))],
+    ("answer", "expected"), [(4, 4), (4.0, 4), (1e6 + 1, 1e6), (torch.ones(2) + 1e-6, torch.ones(2))]
 )
 def test_compare_accepts_what_differs_by_rounding(answer, expected, printed):
     assert checks.compare("name", answer, expected)
@@ -207,10 +206,14 @@ def overwrite(records, block, value):
 
 def pairwise_cosine(states, increments=True, dims=None):
     steps = [b - a for a, b in itertools.pairwise(states)] if increments else states[1:]
-    return float(np.mean([
-        torch.cosine_similarity(a if dims else a.flatten(), b if dims else b.flatten(), dim=-1).mean()
-        for a, b in itertools.combinations(steps, 2)
-    ]))  # fmt: skip
+    return float(
+        np.mean(
+            [
+                torch.cosine_similarity(a if dims else a.flatten(), b if dims else b.flatten(), dim=-1).mean()
+                for a, b in itertools.combinations(steps, 2)
+            ]
+        )
+    )
 
 
 def with_the_diagonal(states):
@@ -260,9 +263,9 @@ def side_by_side(W, dW, h0, N, eps, seen=lambda moved, h: moved):
 
 
 def pieces(n_loop, segment, row=lambda loops, n_loop: [loop in loops for loop in range(n_loop)]):
-    return torch.tensor([
-        row(range(first, min(first + segment, n_loop)), n_loop) for first in range(0, n_loop, segment)
-    ])  # fmt: skip
+    return torch.tensor(
+        [row(range(first, min(first + segment, n_loop)), n_loop) for first in range(0, n_loop, segment)]
+    )
 
 
 def most_loops(held, n_loop, memory, asked=(3, 5), least=0):
@@ -536,10 +539,7 @@ WRONG = {
             lambda N, L, same, other: N * L + same * N * L * (L - 1) + other * N * (N - 1) * L**2,
             "at N=1, L=3",
         ),
-        "the length": (
-            lambda N, L, same, other: (N * L + same * L * N * (N - 1)) ** 0.5,
-            "at N=1, L=3, .*: 1.7",
-        ),
+        "the length": (lambda N, L, same, other: (N * L + same * L * N * (N - 1)) ** 0.5, "at N=1, L=3, .*: 1.7"),
     },
     checks.literal_lam: {
         "as it is": (lambda lam, l_ref: lam, "of lam=1, l_ref=12: 1.0 is not right"),
@@ -805,7 +805,8 @@ WRONG |= {
             "for 2 seeds: 50% of the values agree",
         ),
         "the other way": (
-            lambda one, other, t: RIGHT[checks.paired_interval](other, one, t), "for 2 seeds: 50% of the values agree",
+            lambda one, other, t: RIGHT[checks.paired_interval](other, one, t),
+            "for 2 seeds: 50% of the values agree",
         ),
         "a float": (lambda one, other, t: (one - other).mean().item(), "expected a tensor, got float"),
     },
@@ -815,7 +816,8 @@ WRONG |= {
         "forward only": (lambda c: operations(c) // 3, "at one block, one loop: .* off by -"),
         "no attention": (lambda c: operations(replace(c, block_size=1)), "at one block, one loop: .* off by -"),
         "a head per loop": (
-            lambda c: operations(c) + 6 * (c.n_loop - 1) * c.vocab_size * c.n_embd, r"at n_loop=3: .* off by \+"
+            lambda c: operations(c) + 6 * (c.n_loop - 1) * c.vocab_size * c.n_embd,
+            r"at n_loop=3: .* off by \+",
         ),
         "six times the parameters": (lambda c: 6 * LoopedGPT(c).num_params(), "at one block, one loop"),
         "a tensor": (lambda c: torch.tensor(operations(c)), "expected a number, got Tensor"),
@@ -840,7 +842,7 @@ WRONG |= {
         "in seconds": (lambda flops, tflops, mfu, hours: hours * mfu * tflops * 1e12 / flops, "off by -"),
         "hours for a token": (lambda flops, tflops, mfu, hours: flops / (3600 * mfu * tflops * 1e12), "off by -"),
     },
-}  # fmt: skip
+}
 
 
 # -- chapter 11 --------------------------------------------------------------------------------------------------------
@@ -896,7 +898,7 @@ WRONG |= {
         "in octaves": (lambda n, losses: bottom(n.log2(), losses), "of N = 1, 2, 4"),
         "through three points": (lambda n, losses: fitted_bottom(n[:3], losses[:3]), "of N = 1, 2, 4, 8"),
     },
-}  # fmt: skip
+}
 
 
 def public_checkers() -> set:

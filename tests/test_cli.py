@@ -115,29 +115,38 @@ def test_every_command_has_help(capsys, command):
 # -- refusals: one clear line, and nothing begun -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv, line", [
-    ("walk", "invalid choice: 'walk' (choose from"),
-    ("train --preset small", "invalid choice 'small' for argument '--preset'. Expected one of ('shakespeare', 'shake"),
-    ("train --n-lop 3", "Unrecognized options: --n-lop, 3"),
-    ("train --n-loop x", "--n-loop: invalid literal for int()"),
-    ("train --n-loop 0", "n_loop=0 must be"),
-    ("train --n-head 5", "n_embd=128 must be a multiple of n_head=5"),
-    ("train --lr -1", "lr=-1.0 must be a finite number > 0"),
-    ("train --mlp gleu", "invalid choice 'gleu' for argument '--mlp'"),
-    ("train --vocab-size 7", "vocab_size is set by the tokenizer: leave it out"),
-    ("train --data nowhere", "no data at nowhere: use 'shakespeare', which is built in, or a folder made by"),
-    ("train --data text.txt", "is a file, not prepared data: run `minilooped prepare text.txt`"),
-    ("train --data tokens --tokenizer gpt2", "tokens was prepared with the tokenizer 'char', not 'gpt2'"),
-    ("train --data tokens --block-size 5000", "one window takes block_size + 1 = 5001 tokens"),
-    ("train --resume nothing", "no run 'nothing' in runs; there are none yet: start one with `minilooped train`"),
-    ("train --resume nothing --preset shakespeare", "Arguments --resume and --preset are not allowed together"),
-    ("sample nothing", "no run 'nothing' in runs; there are none yet"),
-    ("prepare nothing.txt", "no text file at nothing.txt: give the path of a UTF-8 text file"),
-    ("prepare text.txt --out text.txt", "text.txt could not be written (File exists): make room or choose another"),
-    ("train --data tokens --block-size 8 --runs text.txt", "text.txt could not be written (File exists): make room"),
-    ("sweep --data tokens --block-size 8 --out tokens", "tokens: Is a directory: is the path right"),
-    ("train --name a/b --data tokens --block-size 8", "name='a/b' has to be usable as a folder name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "argv, line",
+    [
+        ("walk", "invalid choice: 'walk' (choose from"),
+        (
+            "train --preset small",
+            "invalid choice 'small' for argument '--preset'. Expected one of ('shakespeare', 'shake",
+        ),
+        ("train --n-lop 3", "Unrecognized options: --n-lop, 3"),
+        ("train --n-loop x", "--n-loop: invalid literal for int()"),
+        ("train --n-loop 0", "n_loop=0 must be"),
+        ("train --n-head 5", "n_embd=128 must be a multiple of n_head=5"),
+        ("train --lr -1", "lr=-1.0 must be a finite number > 0"),
+        ("train --mlp gleu", "invalid choice 'gleu' for argument '--mlp'"),
+        ("train --vocab-size 7", "vocab_size is set by the tokenizer: leave it out"),
+        ("train --data nowhere", "no data at nowhere: use 'shakespeare', which is built in, or a folder made by"),
+        ("train --data text.txt", "is a file, not prepared data: run `minilooped prepare text.txt`"),
+        ("train --data tokens --tokenizer gpt2", "tokens was prepared with the tokenizer 'char', not 'gpt2'"),
+        ("train --data tokens --block-size 5000", "one window takes block_size + 1 = 5001 tokens"),
+        ("train --resume nothing", "no run 'nothing' in runs; there are none yet: start one with `minilooped train`"),
+        ("train --resume nothing --preset shakespeare", "Arguments --resume and --preset are not allowed together"),
+        ("sample nothing", "no run 'nothing' in runs; there are none yet"),
+        ("prepare nothing.txt", "no text file at nothing.txt: give the path of a UTF-8 text file"),
+        ("prepare text.txt --out text.txt", "text.txt could not be written (File exists): make room or choose another"),
+        (
+            "train --data tokens --block-size 8 --runs text.txt",
+            "text.txt could not be written (File exists): make room",
+        ),
+        ("sweep --data tokens --block-size 8 --out tokens", "tokens: Is a directory: is the path right"),
+        ("train --name a/b --data tokens --block-size 8", "name='a/b' has to be usable as a folder name"),
+    ],
+)
 def test_what_cannot_work_is_one_clear_line(folder, capsys, argv, line):
     status, out, err = printed_by(capsys, *argv.split())
     assert status in (1, 2) and line in err and "Traceback" not in err
@@ -150,9 +159,9 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
         main(["train"])
 
 
-@pytest.mark.parametrize("option", [
-    "--prompt Ж", "--prompt=", "--n-loop 0", "--temperature -1", "--top-k -1", "--max-new-tokens -1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "option", ["--prompt Ж", "--prompt=", "--n-loop 0", "--temperature -1", "--top-k -1", "--max-new-tokens -1"]
+)
 def test_what_cannot_be_sampled_is_one_clear_line(capsys, option):
     assert train_tiny() == 0
     capsys.readouterr()

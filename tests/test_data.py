@@ -306,8 +306,8 @@ def test_a_manifest_leads_nowhere_else(tmp_path, name):
     shard = dict(file=name, tokens=3, sha256="", last={})
     source = dict(dataset="a", config=None, column="text", revision=None)
     manifest = dict(
-        format=data.FORMAT, tokenizer=CharTokenizer("abc").spec(), dtype="<u2", tokens=3, finished=True, source=source,
-    )  # fmt: skip
+        format=data.FORMAT, tokenizer=CharTokenizer("abc").spec(), dtype="<u2", tokens=3, finished=True, source=source
+    )
     (tmp_path / data.MANIFEST).write_text(json.dumps(manifest | {"shards": [shard]}), encoding="utf-8")
     with pytest.raises(ValueError, match="shards.json cannot be read"):
         data.load_corpus(tmp_path)

@@ -13,13 +13,7 @@ from helpers import LOOM_PARTS, build, tiny, tokens
 from safetensors.torch import load_file, save_file
 from test_model_gpt2 import randomised
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from minilooped.cli import main
 from minilooped.data import BPETokenizer, CharTokenizer, Tokenizer, embedded
@@ -129,9 +123,17 @@ def test_padding_may_follow_a_text_but_not_precede_it(tmp_path):
 # -- export: GPT-2 -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"rule": "inverse"}, {"rule": "sqrt"}, {"rule": "factored", "l_ref": 2.0}, {"reinject": True}, {"n_inner": 24},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rule": "inverse"},
+        {"rule": "sqrt"},
+        {"rule": "factored", "l_ref": 2.0},
+        {"reinject": True},
+        {"n_inner": 24},
+    ],
+)
 def test_a_model_that_is_gpt2_needs_no_code(tmp_path, changes):
     config = tiny(**GPT2 | dict(rule="none") | changes)
     run, ours = run_of(tmp_path / "run", config)
@@ -143,12 +145,28 @@ def test_a_model_that_is_gpt2_needs_no_code(tmp_path, changes):
     assert torch.equal(theirs.generate(idx[:, :4], max_new_tokens=8, do_sample=False), written)
 
 
-@pytest.mark.parametrize("changes", [
-    {"n_loop": 2}, {"mlp": "relu2"}, {"norm": "rms"}, {"pos": "rope"}, {"bias": False}, {"tie_embeddings": False},
-    {"qk_norm": True}, {"embed_norm": True}, {"loop_residual": 0.0}, {"loop_end_norm": True}, {"n_expert": 4},
-    {"rule": "rezero"}, {"rule": "deepnorm"}, {"rule": "deeploop"}, {"rule": "layernorm_scaling"}, {"rule": "factored"},
-    {"rule": "loom", "embed_norm": False},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_loop": 2},
+        {"mlp": "relu2"},
+        {"norm": "rms"},
+        {"pos": "rope"},
+        {"bias": False},
+        {"tie_embeddings": False},
+        {"qk_norm": True},
+        {"embed_norm": True},
+        {"loop_residual": 0.0},
+        {"loop_end_norm": True},
+        {"n_expert": 4},
+        {"rule": "rezero"},
+        {"rule": "deepnorm"},
+        {"rule": "deeploop"},
+        {"rule": "layernorm_scaling"},
+        {"rule": "factored"},
+        {"rule": "loom", "embed_norm": False},
+    ],
+)
 def test_a_model_that_differs_from_gpt2_in_anything_is_not_gpt2(changes):
     assert not is_gpt2(tiny(**GPT2 | dict(rule="none") | changes))
 
@@ -315,24 +333,27 @@ def spoil(folder: Path, how: str):
         gpt2(**{name: json.loads(value)}).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("how, complaint", [
-    ("no config", "no config.json in theirs: give the folder of a GPT-2 that transformers saved"),
-    ("config", "theirs/config.json is not the config of a model"),
-    ("llama", "theirs holds a model of type 'llama', not 'gpt2'"),
-    ("pickled", "no .safetensors in theirs: save the model again with save_pretrained"),
-    ("cut short", "the model in theirs cannot be read (SafetensorError"),
-    ("incomplete", "the model in theirs lacks transformer.h.1.mlp.c_fc.bias: get the folder again"),
-    ("other sizes", "the model in theirs cannot be read (RuntimeError"),
-    ("vocabulary", "theirs has another vocabulary than GPT-2's"),
-    ("tokenizer", "the tokenizer in theirs cannot be read"),
-    ("vocab_size=50304", "theirs has another vocabulary than GPT-2's"),
-    ('activation_function="relu"', "theirs holds a GPT-2 with options of its own: activation_function is 'relu'"),
-    ("layer_norm_epsilon=1e-6", "layer_norm_epsilon is 1e-06, but only GPT-2's 1e-05 can be taken over"),
-    ("scale_attn_by_inverse_layer_idx=true", "scale_attn_by_inverse_layer_idx is True"),
-    ("scale_attn_weights=false", "scale_attn_weights is False"),
-    ("add_cross_attention=true", "add_cross_attention is True"),
-    ("tie_word_embeddings=false", "tie_word_embeddings is False"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "how, complaint",
+    [
+        ("no config", "no config.json in theirs: give the folder of a GPT-2 that transformers saved"),
+        ("config", "theirs/config.json is not the config of a model"),
+        ("llama", "theirs holds a model of type 'llama', not 'gpt2'"),
+        ("pickled", "no .safetensors in theirs: save the model again with save_pretrained"),
+        ("cut short", "the model in theirs cannot be read (SafetensorError"),
+        ("incomplete", "the model in theirs lacks transformer.h.1.mlp.c_fc.bias: get the folder again"),
+        ("other sizes", "the model in theirs cannot be read (RuntimeError"),
+        ("vocabulary", "theirs has another vocabulary than GPT-2's"),
+        ("tokenizer", "the tokenizer in theirs cannot be read"),
+        ("vocab_size=50304", "theirs has another vocabulary than GPT-2's"),
+        ('activation_function="relu"', "theirs holds a GPT-2 with options of its own: activation_function is 'relu'"),
+        ("layer_norm_epsilon=1e-6", "layer_norm_epsilon is 1e-06, but only GPT-2's 1e-05 can be taken over"),
+        ("scale_attn_by_inverse_layer_idx=true", "scale_attn_by_inverse_layer_idx is True"),
+        ("scale_attn_weights=false", "scale_attn_weights is False"),
+        ("add_cross_attention=true", "add_cross_attention is True"),
+        ("tie_word_embeddings=false", "tie_word_embeddings is False"),
+    ],
+)
 def test_what_is_not_gpt2_is_refused_in_one_line(folder, capsys, how, complaint):
     spoil(folder, how)
     assert main(["import", "gpt2", "theirs"]) == 1

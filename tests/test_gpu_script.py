@@ -226,12 +226,15 @@ def rows_of(made: list[dict], loss) -> list[dict]:
     return [run | dict(outcome="ok", val_loss=loss(run["lr"])) for run in made]
 
 
-@pytest.mark.parametrize("best, grid", [
-    (2e-3, [1e-3, 2e-3, 4e-3]),  # inside
-    (8e-3, [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]),  # one beyond the edge, and one more to see that it is inside
-    (1.0, [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]),  # two at most
-    (1e-9, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "best, grid",
+    [
+        (2e-3, [1e-3, 2e-3, 4e-3]),  # inside
+        (8e-3, [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]),  # one beyond the edge, and one more to see that it is inside
+        (1.0, [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]),  # two at most
+        (1e-9, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]),
+    ],
+)
 def test_the_grid_grows_where_the_first_seed_has_its_best_at_an_edge(gpu, best, grid):
     step = gpu.Grid(1, ("a",), (1,), (1e-3, 2e-3, 4e-3), (1, 2), task=None)
     rows: list[dict] = []

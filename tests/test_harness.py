@@ -110,9 +110,15 @@ def test_log_likelihoods_of_mixed_lengths_are_those_of_one_row_at_a_time(config,
     model, encode = random_model(config), lambda text: LETTERS.encode(text).tolist()
     greedy = LETTERS.decode(model.generate(torch.tensor([encode("to")]), 3, temperature=0)[0, 2:])
     pairs = [
-        ("to", " be"), ("a", "b"), ("or not to be that is the question", ":"), ("", "whether"), ("to", greedy),
-        ("tis nobler in the mind to suffer", "the sli"), ("to", greedy[:-1] + "\n"), ("the", "slingsan"),
-    ]  # fmt: skip
+        ("to", " be"),
+        ("a", "b"),
+        ("or not to be that is the question", ":"),
+        ("", "whether"),
+        ("to", greedy),
+        ("tis nobler in the mind to suffer", "the sli"),
+        ("to", greedy[:-1] + "\n"),
+        ("the", "slingsan"),
+    ]
     expected = [reference(model, encode(context) or encode("\n"), encode(ending)) for context, ending in pairs]
     model.train()
     answers = LoopedLM(model, LETTERS, batch_size=batch_size).loglikelihood(asks(*pairs))
@@ -301,9 +307,13 @@ def means(*metrics: str) -> list[dict]:
 
 def choice(rows: list[dict]) -> tuple[list[dict], dict]:
     return rows, dict(
-        output_type="multiple_choice", doc_to_text="{{question}}", doc_to_choice="choices", doc_to_target="answer",
-        target_delimiter="", metric_list=means("acc", "acc_norm"),
-    )  # fmt: skip
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="choices",
+        doc_to_target="answer",
+        target_delimiter="",
+        metric_list=means("acc", "acc_norm"),
+    )
 
 
 TASKS = {
@@ -391,10 +401,12 @@ def test_every_loop_count_gets_the_same_solved_examples(tasks_folder):
 
 def test_the_table_has_a_column_per_loop_count():
     rows = [
-        Score("alphabet", "acc,none", 1, 0.25, 0.125, 0, 4), Score("pages", "bits_per_byte,none", 1, 8.0, None, 0, 3),
-        Score("alphabet", "acc,none", 6, 0.5, 0.25, 0, 4), Score("pages", "bits_per_byte,none", 6, 4.0, None, 0, 3),
+        Score("alphabet", "acc,none", 1, 0.25, 0.125, 0, 4),
+        Score("pages", "bits_per_byte,none", 1, 8.0, None, 0, 3),
+        Score("alphabet", "acc,none", 6, 0.5, 0.25, 0, 4),
+        Score("pages", "bits_per_byte,none", 6, 4.0, None, 0, 3),
         Score("count", "exact_match,strict", 6, 1.0, None, 0, 3),
-    ]  # fmt: skip
+    ]
     assert table(rows).splitlines() == [
         "task      metric              n_loop=1         n_loop=6",
         "alphabet  acc                 0.2500 ± 0.1250  0.5000 ± 0.2500",
@@ -510,15 +522,24 @@ def test_by_default_a_run_is_scored_as_it_was_trained_and_a_limit_is_said(traine
     assert [row["samples"] for row in json.loads(out.read_text(encoding="utf-8"))["scores"]] == [1]
 
 
-@pytest.mark.parametrize(("argv", "message"), [
-    ("nothing --tasks alphabet", "no run 'nothing' in runs; there are tiny"),
-    ("tiny --tasks pages", "cannot read the task's text \"Whether 'tis nobler\"...: the character 'W' at position 0"),
-    ("tiny --tasks alphabet --n-loop 2 0", "n_loop=0 must be a whole number >= 1"),
-    ("tiny --tasks alphabet --limit 0", "limit=0 must be >= 1"),
-    ("tiny --tasks alphabet --num-fewshot -1", "num_fewshot=-1 must be >= 0"),
-    ("tiny --tasks alphabet --batch-size 0", "batch_size=0 must be >= 1"),
-    ("tiny --tasks alphabet --include-path nowhere", "no folder nowhere: --include-path takes one with the YAML files"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("nothing --tasks alphabet", "no run 'nothing' in runs; there are tiny"),
+        (
+            "tiny --tasks pages",
+            "cannot read the task's text \"Whether 'tis nobler\"...: the character 'W' at position 0",
+        ),
+        ("tiny --tasks alphabet --n-loop 2 0", "n_loop=0 must be a whole number >= 1"),
+        ("tiny --tasks alphabet --limit 0", "limit=0 must be >= 1"),
+        ("tiny --tasks alphabet --num-fewshot -1", "num_fewshot=-1 must be >= 0"),
+        ("tiny --tasks alphabet --batch-size 0", "batch_size=0 must be >= 1"),
+        (
+            "tiny --tasks alphabet --include-path nowhere",
+            "no folder nowhere: --include-path takes one with the YAML files",
+        ),
+    ],
+)
 def test_what_cannot_work_is_one_clear_line(trained, tasks_folder, monkeypatch, capsys, argv, message):
     monkeypatch.chdir(trained)
     argv = argv.split()

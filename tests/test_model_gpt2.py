@@ -30,9 +30,16 @@ def gpt2() -> GPT2LMHeadModel:
 
 def llama(tied: bool) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=67, max_position_embeddings=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
-        hidden_size=32, intermediate_size=88, rms_norm_eps=1e-6, tie_word_embeddings=tied,
-    )  # fmt: skip
+        vocab_size=67,
+        max_position_embeddings=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        hidden_size=32,
+        intermediate_size=88,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=tied,
+    )
     return randomised(LlamaForCausalLM(config))
 
 

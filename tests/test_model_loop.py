@@ -7,18 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import (
-    LOOM_PARTS,
-    MOE,
-    RULE_NAMES,
-    Reference,
-    build,
-    example,
-    gradients,
-    rms,
-    tiny,
-    tokens,
-)
+from helpers import LOOM_PARTS, MOE, RULE_NAMES, Reference, build, example, gradients, rms, tiny, tokens
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -91,10 +91,16 @@ def grouped_calls(monkeypatch) -> list:
     return calls
 
 
-@pytest.mark.parametrize("dtype, n_inner, grouped", [
-    (torch.float32, 8, True), (torch.bfloat16, 8, True), (torch.float64, 8, False), (torch.float32, 5, False),
-    (torch.bfloat16, 5, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, n_inner, grouped",
+    [
+        (torch.float32, 8, True),
+        (torch.bfloat16, 8, True),
+        (torch.float64, 8, False),
+        (torch.float32, 5, False),
+        (torch.bfloat16, 5, False),
+    ],
+)
 def test_grouped_product_where_dtype_and_alignment_allow(grouped_calls, dtype, n_inner, grouped):
     """Rows that are no multiple of 16 bytes, and float64, take the loop over the sorted groups; both are right."""
     model = moe_model(n_inner=n_inner).to(dtype)

@@ -318,9 +318,17 @@ def test_biases_start_at_zero_and_norms_at_one(rule):
 
 def stream_rms(rule: str, n_loop: int, n_layer: int = 2, width: int = 64, seed: int = 0, **changes) -> float:
     config = LoopedConfig(
-        vocab_size=64, block_size=32, n_layer=n_layer, n_loop=n_loop, n_head=4, n_embd=width, rule=rule,
-        embed_norm=True, init_std=width**-0.5, **changes,
-    )  # fmt: skip
+        vocab_size=64,
+        block_size=32,
+        n_layer=n_layer,
+        n_loop=n_loop,
+        n_head=4,
+        n_embd=width,
+        rule=rule,
+        embed_norm=True,
+        init_std=width**-0.5,
+        **changes,
+    )
     model = build(config, dtype=torch.float32, seed=seed)
     with torch.no_grad():
         return rms(model(tokens(config), return_states=True)[2][-1])
@@ -330,10 +338,19 @@ LOOPS = (8, 16, 32, 64)
 # The exponents of R_N in N. Theory: 1, 1/2, 0 for epsilon = 1, N^-1/2, N^-1; the sum of n^-1/2 gives 1/2 for LNS.
 # Bands are what three seeds measure at this width, +- 0.1 about theory where that holds (LNS measures 0.56 to 0.63).
 EXPONENTS = {
-    "none": (0.9, 1.1), "sqrt": (0.4, 0.6), "sqrt_depth": (0.4, 0.6), "depth_mup": (0.4, 0.6), "inverse": (-0.1, 0.1),
-    "factored": (-0.1, 0.1), "loom": (-0.1, 0.1), "completep": (-0.1, 0.1), "layernorm_scaling": (0.45, 0.7),
-    "rezero": (-1e-6, 1e-6), "deepnorm": (-0.01, 0.01), "deeploop": (-0.01, 0.01),
-}  # fmt: skip
+    "none": (0.9, 1.1),
+    "sqrt": (0.4, 0.6),
+    "sqrt_depth": (0.4, 0.6),
+    "depth_mup": (0.4, 0.6),
+    "inverse": (-0.1, 0.1),
+    "factored": (-0.1, 0.1),
+    "loom": (-0.1, 0.1),
+    "completep": (-0.1, 0.1),
+    "layernorm_scaling": (0.45, 0.7),
+    "rezero": (-1e-6, 1e-6),
+    "deepnorm": (-0.01, 0.01),
+    "deeploop": (-0.01, 0.01),
+}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -382,9 +399,17 @@ def test_case_B2_coordinate_check_over_doubled_width_loops_and_layers(rule, chan
 def output_change(rule: str, n_loop: int, n_layer: int = 2, rate: float = 1e-4, seed: int = 0) -> float:
     """RMS by which the last stream moves when every matrix in the blocks takes one sign-like step of that rate."""
     config = LoopedConfig(
-        vocab_size=64, block_size=32, n_layer=n_layer, n_loop=n_loop, n_head=4, n_embd=64, rule=rule,
-        embed_norm=True, init_std=64**-0.5, tie_embeddings=False,
-    )  # fmt: skip
+        vocab_size=64,
+        block_size=32,
+        n_layer=n_layer,
+        n_loop=n_loop,
+        n_head=4,
+        n_embd=64,
+        rule=rule,
+        embed_norm=True,
+        init_std=64**-0.5,
+        tie_embeddings=False,
+    )
     model = build(config, dtype=torch.float32, seed=seed)
     idx, targets = example(config)
     _, loss, states = model(idx, targets, return_states=True)

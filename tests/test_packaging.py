@@ -136,7 +136,7 @@ print(len(data.load_corpus().train), data.BPETokenizer().encode("Hello world").t
     out = run_python(code, cwd=tmp_path, env=environment)
     package = site / "minilooped"
     assert out.splitlines() == [
-        f"{package / 'data.py'} {package / 'embedded' / 'shakespeare.txt'}",
+        f"{package / 'data' / '__init__.py'} {package / 'embedded' / 'shakespeare.txt'}",
         "1070164 [15496, 995]",
     ]
     run_python(EXPORT, cwd=tmp_path, env=environment)

@@ -104,9 +104,10 @@ def test_the_recorded_counts_cover_the_planner_and_are_those_of_the_code_as_it_i
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("dtype, changes", [
-    ("float32", {}), ("bfloat16", {}), ("float32", dict(segment=2)), ("float32", dict(recompute_loops=True)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, changes",
+    [("float32", {}), ("bfloat16", {}), ("float32", dict(segment=2)), ("float32", dict(recompute_loops=True))],
+)
 def test_the_plan_is_within_15_percent_of_the_memory_that_a_run_takes(dtype, changes):
     config = LoopedConfig(
         vocab_size=2000, block_size=256, n_layer=2, n_loop=6, n_head=4, n_embd=256, loss_chunk=512, **changes
@@ -154,10 +155,16 @@ def test_the_micro_batch_is_halved_until_it_fits_and_the_tokens_stay(monkeypatch
     assert "more than 0.5 GB: set --recompute-loops" in plan(model, training, gpu_memory=0.5)
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["--gpu", "abacus"], "gpu='abacus' is none of"), (["--mfu", "1.5"], "mfu=1.5"), (["--mfu", "0"], "mfu=0"),
-    (["--gpu-memory", "-1"], "gpu_memory=-1"), (["--gpu-memory", "nan"], "gpu_memory=nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--gpu", "abacus"], "gpu='abacus' is none of"),
+        (["--mfu", "1.5"], "mfu=1.5"),
+        (["--mfu", "0"], "mfu=0"),
+        (["--gpu-memory", "-1"], "gpu_memory=-1"),
+        (["--gpu-memory", "nan"], "gpu_memory=nan"),
+    ],
+)
 def test_what_cannot_be_is_named(arguments, said, capsys):
     assert main(["plan", "--preset", "shakespeare", *arguments]) == 1
     assert said in capsys.readouterr().err

@@ -616,8 +616,18 @@ def test_swapped_routers_are_those_of_a_model_with_the_rows_moved():
 
 @pytest.mark.parametrize("loop_end_norm", [False, True])
 def test_end_variance_is_that_of_the_last_block_s_output_whatever_closes_the_loop(loop_end_norm):
-    config = LoopedConfig(vocab_size=9, block_size=6, n_layer=2, n_loop=3, n_head=2, n_embd=16, init_std=0.25,
-                          embed_norm=True, rule="none", loop_end_norm=loop_end_norm)  # fmt: skip
+    config = LoopedConfig(
+        vocab_size=9,
+        block_size=6,
+        n_layer=2,
+        n_loop=3,
+        n_head=2,
+        n_embd=16,
+        init_std=0.25,
+        embed_norm=True,
+        rule="none",
+        loop_end_norm=loop_end_norm,
+    )
     model, idx = probes.fresh(config, 0, (2, 6))
     outputs = []
     handle = model.blocks[-1].register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))

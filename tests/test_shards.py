@@ -321,11 +321,14 @@ def change(path: Path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(("harm", "complaint"), [
-    (cut_short, r"has \d+ bytes, but \d+ were written"),
-    (change, "is not what was written: its sha256 differs"),
-    (Path.unlink, "is missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (cut_short, r"has \d+ bytes, but \d+ were written"),
+        (change, "is not what was written: its sha256 differs"),
+        (Path.unlink, "is missing"),
+    ],
+)
 @pytest.mark.parametrize("name", ["train-00004.bin", "train-00002.bin", "val-00000.bin"])
 def test_a_damaged_shard_is_noticed_and_made_again(source, whole, tmp_path, capsys, harm, complaint, name):
     folder = shutil.copytree(whole, tmp_path / "pages")
@@ -374,17 +377,20 @@ def test_reading_that_fails_says_how_to_go_on(source, whole, tmp_path, monkeypat
 # Refusals
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    (dict(tokenizer="char"), "'char' is made from the whole text.*use 'gpt2'"),
-    (dict(tokenizer="word"), "unknown tokenizer 'word'"),
-    (dict(tokens=0), "tokens and shard_tokens have to be 1 or more, not 0 and 300"),
-    (dict(shard_tokens=0), "tokens and shard_tokens have to be 1 or more, not 1500 and 0"),
-    (dict(val_fraction=0.0), "val_fraction is 0.0, but has to lie between 0 and 1"),
-    (dict(val_fraction=1.0), "val_fraction is 1.0"),
-    (dict(tokens=10**6), "leaves no tokens to train on .2,... of the 1,000,000 asked for .*smaller val_fraction"),
-    (dict(column="page"), "has no column 'page': choose one of id, text"),
-    (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int, not text: choose one of id"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(tokenizer="char"), "'char' is made from the whole text.*use 'gpt2'"),
+        (dict(tokenizer="word"), "unknown tokenizer 'word'"),
+        (dict(tokens=0), "tokens and shard_tokens have to be 1 or more, not 0 and 300"),
+        (dict(shard_tokens=0), "tokens and shard_tokens have to be 1 or more, not 1500 and 0"),
+        (dict(val_fraction=0.0), "val_fraction is 0.0, but has to lie between 0 and 1"),
+        (dict(val_fraction=1.0), "val_fraction is 1.0"),
+        (dict(tokens=10**6), "leaves no tokens to train on .2,... of the 1,000,000 asked for .*smaller val_fraction"),
+        (dict(column="page"), "has no column 'page': choose one of id, text"),
+        (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int, not text: choose one of id"),
+    ],
+)
 def test_what_cannot_work_is_refused_and_leaves_nothing(source, tmp_path, changes, message):
     (tmp_path / "numbers").mkdir()
     (tmp_path / "numbers" / "part.jsonl").write_text('{"id": 1}\n', encoding="utf-8")
@@ -450,16 +456,19 @@ def test_text_and_shards_never_share_a_folder(source, whole, tmp_path):
     assert contents(folder) == contents(whole)
 
 
-@pytest.mark.parametrize(("edit", "complaint"), [
-    (dict(format=99), "format 99, but this version reads format 1"),
-    (dict(dtype="<u4"), "its dtype is not its tokenizer's"),
-    (dict(tokenizer={"name": "gpt2", "hash": "0" * 64}), "can't be rebuilt"),
-    (dict(tokenizer=None), "NoneType"),
-    (dict(shards=[{"file": "val-00000.bin"}]), "last, sha256, tokens missing"),
-    (dict(shards=None), "NoneType"),
-    (dict(source={"dataset": "a/b"}), "column, config, revision missing"),
-    (None, "finished, tokens missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (dict(format=99), "format 99, but this version reads format 1"),
+        (dict(dtype="<u4"), "its dtype is not its tokenizer's"),
+        (dict(tokenizer={"name": "gpt2", "hash": "0" * 64}), "can't be rebuilt"),
+        (dict(tokenizer=None), "NoneType"),
+        (dict(shards=[{"file": "val-00000.bin"}]), "last, sha256, tokens missing"),
+        (dict(shards=None), "NoneType"),
+        (dict(source={"dataset": "a/b"}), "column, config, revision missing"),
+        (None, "finished, tokens missing"),
+    ],
+)
 def test_an_edited_manifest_is_noticed(source, whole, tmp_path, edit, complaint):
     folder = shutil.copytree(whole, tmp_path / "pages")
     content = manifest(folder)
@@ -549,17 +558,20 @@ def test_fineweb_edu_by_its_short_name(monkeypatch, tmp_path):
     assert FINEWEB_EDU == Source("HuggingFaceFW/fineweb-edu", "sample-10BT", "text")
 
 
-@pytest.mark.parametrize(("argv", "line"), [
-    ("prepare", "name one thing to prepare: a text file, fineweb-edu, or a data set with --hf-dataset NAME"),
-    ("prepare fineweb-edu --hf-dataset a/b --tokens 5", "name one thing to prepare"),
-    ("prepare fineweb-edu", "say how many tokens to take of the data set, as in --tokens 1e9"),
-    ("prepare fineweb-edu --tokens inf", "say how many tokens"),
-    ("prepare fineweb-edu --tokens nan", "say how many tokens"),
-    ("prepare fineweb-edu --tokens -1", "tokens and shard_tokens have to be 1 or more"),
-    ("prepare text.txt --tokens 1e9", "--tokens is for data sets, and text.txt is taken for a text file"),
-    ("prepare text.txt --column page", "--column is for data sets"),
-    ("prepare HuggingFaceFW/fineweb-edu", "or name a data set with --hf-dataset"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ("prepare", "name one thing to prepare: a text file, fineweb-edu, or a data set with --hf-dataset NAME"),
+        ("prepare fineweb-edu --hf-dataset a/b --tokens 5", "name one thing to prepare"),
+        ("prepare fineweb-edu", "say how many tokens to take of the data set, as in --tokens 1e9"),
+        ("prepare fineweb-edu --tokens inf", "say how many tokens"),
+        ("prepare fineweb-edu --tokens nan", "say how many tokens"),
+        ("prepare fineweb-edu --tokens -1", "tokens and shard_tokens have to be 1 or more"),
+        ("prepare text.txt --tokens 1e9", "--tokens is for data sets, and text.txt is taken for a text file"),
+        ("prepare text.txt --column page", "--column is for data sets"),
+        ("prepare HuggingFaceFW/fineweb-edu", "or name a data set with --hf-dataset"),
+    ],
+)
 def test_what_prepare_cannot_do_is_one_line(tmp_path, monkeypatch, capsys, argv, line):
     monkeypatch.chdir(tmp_path)
     assert main(argv.split()) == 1

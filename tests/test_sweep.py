@@ -203,9 +203,20 @@ def test_curve_needs_a_whole_grid():
 def test_language_model_is_what_the_trainer_trains(tmp_path):
     """The same weights, batches, schedule and updates: the same loss as a run, to the last bit."""
     settings = TrainConfig(
-        runs=str(tmp_path / "runs"), data=str(prepared(tmp_path / "data")), max_steps=12, batch_size=4, grad_accum=2,
-        warmup_steps=3, schedule="wsd", decay_steps=5, optimizer="muon", eval_every=0, sample_every=0, seed=11, lr=0.01,
-    )  # fmt: skip
+        runs=str(tmp_path / "runs"),
+        data=str(prepared(tmp_path / "data")),
+        max_steps=12,
+        batch_size=4,
+        grad_accum=2,
+        warmup_steps=3,
+        schedule="wsd",
+        decay_steps=5,
+        optimizer="muon",
+        eval_every=0,
+        sample_every=0,
+        seed=11,
+        lr=0.01,
+    )
     config = replace(DENSE, rule="factored", n_layer=3, n_loop=2)  # a rule with a learning rate of its own
     trained = train(config, settings)
     task = LanguageModel(DENSE, replace(settings, lr=1.0, seed=1), eval_every_nth=1)
@@ -219,9 +230,17 @@ def test_language_model_is_what_the_trainer_trains(tmp_path):
 @pytest.mark.parametrize("step_per_segment", [None, False])
 def test_language_model_with_segments_is_what_the_trainer_trains(tmp_path, step_per_segment):
     settings = TrainConfig(
-        runs=str(tmp_path / "runs"), data=str(prepared(tmp_path / "data")), max_steps=4, batch_size=4, eval_every=0,
-        sample_every=0, log_every=1, seed=11, lr=0.01, step_per_segment=step_per_segment,
-    )  # fmt: skip
+        runs=str(tmp_path / "runs"),
+        data=str(prepared(tmp_path / "data")),
+        max_steps=4,
+        batch_size=4,
+        eval_every=0,
+        sample_every=0,
+        log_every=1,
+        seed=11,
+        lr=0.01,
+        step_per_segment=step_per_segment,
+    )
     trained = train(LOOM, settings)
     task = LanguageModel(LOOM, settings, eval_every_nth=1)
     trial = Trial("loom", LOOM.n_layer, LOOM.n_loop, lr=0.01, seed=11)

@@ -115,8 +115,13 @@ def test_a_run_leaves_its_files_and_says_how_to_go_on(tmp_path, capsys, model_co
     assert f"{shell_command()} sample {result.run} --prompt" in printed
 
     assert sorted(path.name for path in result.run.iterdir()) == [
-        "config.json", "log.csv", "loss.png", "model.safetensors", "step-4", "step-6",
-    ]  # fmt: skip
+        "config.json",
+        "log.csv",
+        "loss.png",
+        "model.safetensors",
+        "step-4",
+        "step-6",
+    ]
     assert result.run == tmp_path / "runs" / "tiny" and result.step == 6
     assert read_log(result.run / "log.csv") == result.history
     assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
@@ -214,15 +219,29 @@ def rates(**changes) -> list[float]:
 
 @pytest.mark.parametrize("schedule", ["cosine", "wsd"])
 @pytest.mark.parametrize("min_lr_ratio", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("max_steps, warmup_steps, decay_steps", [
-    (10, 10, 10), (1, 0, 0), (1, 1, 1), (1, 100, 100), (10, 0, 0), (10, 0, 10), (10, 20, 5), (10, 5, 0), (10, 9, 1),
-    (1000, 100, 300),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "max_steps, warmup_steps, decay_steps",
+    [
+        (10, 10, 10),
+        (1, 0, 0),
+        (1, 1, 1),
+        (1, 100, 100),
+        (10, 0, 0),
+        (10, 0, 10),
+        (10, 20, 5),
+        (10, 5, 0),
+        (10, 9, 1),
+        (1000, 100, 300),
+    ],
+)
 def test_case_C4_every_schedule_is_defined_and_positive(schedule, min_lr_ratio, max_steps, warmup_steps, decay_steps):
     lrs = rates(
-        schedule=schedule, min_lr_ratio=min_lr_ratio,
-        max_steps=max_steps, warmup_steps=warmup_steps, decay_steps=decay_steps,
-    )  # fmt: skip
+        schedule=schedule,
+        min_lr_ratio=min_lr_ratio,
+        max_steps=max_steps,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+    )
     assert all(0 < lr <= 1 for lr in lrs)
     peak = lrs.index(max(lrs))
     assert lrs[: peak + 1] == sorted(lrs[: peak + 1]) and lrs[peak:] == sorted(lrs[peak:], reverse=True)
@@ -460,9 +479,10 @@ MAY_CHANGE = set(
 )
 
 
-@pytest.mark.parametrize("part, name", [
-    (part, field.name) for part, kind in (("model", LoopedConfig), ("train", TrainConfig)) for field in fields(kind)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "part, name",
+    [(part, field.name) for part, kind in (("model", LoopedConfig), ("train", TrainConfig)) for field in fields(kind)],
+)
 def test_every_setting_that_moves_a_number_is_compared(part, name):
     before, now = ({"model": asdict(DENSE), "train": asdict(TrainConfig())} for _ in range(2))
     assert trainer.changes(before, now) == ""
@@ -876,13 +896,18 @@ def test_a_step_that_does_not_fit_fails_before_training_and_names_the_knobs(tmp_
     assert not (tmp_path / "runs").exists(), "nothing was begun"
 
 
-@pytest.mark.parametrize("error", [
-    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 16000000000 bytes"),
-    RuntimeError("Storage size calculation overflowed with sizes=[4000000000, 4000000000]"),
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB"),
-    RuntimeError("MPS backend out of memory (MPS allocated: 17 GiB, max allowed: 18 GiB)"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 16000000000 bytes"
+        ),
+        RuntimeError("Storage size calculation overflowed with sizes=[4000000000, 4000000000]"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 17 GiB, max allowed: 18 GiB)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
 def test_a_model_that_does_not_fit_is_the_same_error(tmp_path, monkeypatch, error):
     """The allocators of CPU and GPU raise errors of their own."""
 
@@ -966,11 +991,14 @@ def test_room_is_kept_for_what_the_first_update_makes(monkeypatch):
 # -- speed -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype, T, kernel", [
-    (torch.float32, 8, "flash_attention_for_cpu kernel in float32"),
-    (torch.bfloat16, 8, "plain matrix products"),
-    (torch.bfloat16, 600, "flash_attention_for_cpu kernel in bfloat16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, T, kernel",
+    [
+        (torch.float32, 8, "flash_attention_for_cpu kernel in float32"),
+        (torch.bfloat16, 8, "plain matrix products"),
+        (torch.bfloat16, 600, "flash_attention_for_cpu kernel in bfloat16"),
+    ],
+)
 def test_the_attention_that_ran_is_named(dtype, T, kernel):
     model = tiny_model(replace(DENSE, block_size=T), torch.float32)
     autocast = partial(torch.autocast, "cpu", dtype=dtype, enabled=dtype != torch.float32)
@@ -991,15 +1019,45 @@ def test_tokens_per_second_and_the_share_of_the_peak_are_said(tmp_path, capsys):
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [
-    dict(max_steps=0), dict(batch_size=0), dict(grad_accum=0), dict(log_every=0), dict(lr=0.0), dict(lr=math.inf),
-    dict(warmup_steps=-1), dict(decay_steps=-1), dict(min_lr_ratio=1.5), dict(beta1=1.0), dict(beta2=-0.1),
-    dict(grad_clip=-1.0), dict(weight_decay=-1.0), dict(threads=0), dict(threads=10**12),
-    dict(seed=10**30), dict(seed=-1), dict(eval_batches=0), dict(save_every=-1),
-    dict(max_steps=2.5), dict(max_steps=True), dict(threads="2"), dict(seed=None), dict(lr="x"), dict(beta1=None),
-    dict(compile=1), dict(step_per_segment="yes"), dict(schedule="linear"), dict(optimizer="sgd"),
-    dict(dtype="float16"), dict(device=None), dict(name=None), dict(tokenizer=3), dict(data=Path("tokens")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(max_steps=0),
+        dict(batch_size=0),
+        dict(grad_accum=0),
+        dict(log_every=0),
+        dict(lr=0.0),
+        dict(lr=math.inf),
+        dict(warmup_steps=-1),
+        dict(decay_steps=-1),
+        dict(min_lr_ratio=1.5),
+        dict(beta1=1.0),
+        dict(beta2=-0.1),
+        dict(grad_clip=-1.0),
+        dict(weight_decay=-1.0),
+        dict(threads=0),
+        dict(threads=10**12),
+        dict(seed=10**30),
+        dict(seed=-1),
+        dict(eval_batches=0),
+        dict(save_every=-1),
+        dict(max_steps=2.5),
+        dict(max_steps=True),
+        dict(threads="2"),
+        dict(seed=None),
+        dict(lr="x"),
+        dict(beta1=None),
+        dict(compile=1),
+        dict(step_per_segment="yes"),
+        dict(schedule="linear"),
+        dict(optimizer="sgd"),
+        dict(dtype="float16"),
+        dict(device=None),
+        dict(name=None),
+        dict(tokenizer=3),
+        dict(data=Path("tokens")),
+    ],
+)
 def test_a_setting_that_cannot_work_is_named(changes):
     ((name, value),) = changes.items()
     with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} must be")):
@@ -1045,10 +1103,16 @@ def test_the_device_is_chosen_with_a_reason(monkeypatch):
     assert pick_device("cpu") == (torch.device("cpu"), "asked for")
 
 
-@pytest.mark.parametrize("device, bf16_hardware, dtype", [
-    ("cuda", True, torch.bfloat16), ("cuda", False, torch.float32),
-    ("cpu", True, torch.bfloat16), ("cpu", False, torch.float32), ("mps", True, torch.float32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "device, bf16_hardware, dtype",
+    [
+        ("cuda", True, torch.bfloat16),
+        ("cuda", False, torch.float32),
+        ("cpu", True, torch.bfloat16),
+        ("cpu", False, torch.float32),
+        ("mps", True, torch.float32),
+    ],
+)
 def test_case_C11_bfloat16_only_where_the_hardware_computes_in_it(monkeypatch, device, bf16_hardware, dtype):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16_hardware)
     monkeypatch.setattr(

@@ -1121,10 +1121,15 @@ def test_lens_table_writes_what_is_said_and_marks_what_is_right():
     ax = plots.lens_table(said, right, ["x", "\n"], ["a", " "], trained=2, title="t")
     written = {tuple(t.get_position()): (t.get_text(), t.get_fontweight()) for t in ax.texts}
     assert written == {
-        (0, 0): ("a", "bold"), (1, 0): ("␣", "bold"),
-        (0, 1): ("a", "bold"), (1, 1): ("b", "normal"), (0, 2): ("a", "bold"), (1, 2): ("c", "normal"),
-        (0, 3): ("c", "normal"), (1, 3): ("␣", "bold"),
-    }  # fmt: skip
+        (0, 0): ("a", "bold"),
+        (1, 0): ("␣", "bold"),
+        (0, 1): ("a", "bold"),
+        (1, 1): ("b", "normal"),
+        (0, 2): ("a", "bold"),
+        (1, 2): ("c", "normal"),
+        (0, 3): ("c", "normal"),
+        (1, 3): ("␣", "bold"),
+    }
     assert np.array_equal(ax.images[0].get_array(), right) and ax.images[0].get_clim() == (0, 1)
     assert [t.get_text() for t in ax.get_xticklabels()] == ["x", "⏎"] and ax.get_title() == "t"
     assert [t.get_text() for t in ax.get_yticklabels()] == ["comes next", "loop 1", "loop 2", "loop 3"]

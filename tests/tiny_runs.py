@@ -28,9 +28,18 @@ TEXT = "".join(f"{i} times {j} is {i * j}.\n" for i in range(12) for j in range(
 DENSE = LoopedConfig(block_size=8, n_layer=2, n_loop=2, n_head=2, n_embd=16, mlp="relu2", init_std=0.25)
 # Everything that is carried from loop to loop, and state that is not a parameter: LOOM in miniature.
 LOOM = replace(
-    LOOM_PARTS, block_size=8, n_layer=1, n_loop=4, n_head=2, n_embd=16, init_std=0.25, n_expert=4, n_expert_shared=1,
-    top_k=2, segment=2,
-)  # fmt: skip
+    LOOM_PARTS,
+    block_size=8,
+    n_layer=1,
+    n_loop=4,
+    n_head=2,
+    n_embd=16,
+    init_std=0.25,
+    n_expert=4,
+    n_expert_shared=1,
+    top_k=2,
+    segment=2,
+)
 
 
 def prepared(folder: Path, text: str = TEXT, tokenizer: str = "char") -> Path:

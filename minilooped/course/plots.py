@@ -123,9 +123,15 @@ def loss_by_loops(
     ax.axvline(trained, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)  # behind the points
     last = trained == max(n_loops)  # then there is no room on the right
     ax.annotate(
-        f"trained with {trained}", (trained, 0.96), xycoords=("data", "axes fraction"), xytext=(-6 if last else 6, 0),
-        textcoords="offset points", ha="right" if last else "left", va="top", color=QUIET,
-    )  # fmt: skip
+        f"trained with {trained}",
+        (trained, 0.96),
+        xycoords=("data", "axes fraction"),
+        xytext=(-6 if last else 6, 0),
+        textcoords="offset points",
+        ha="right" if last else "left",
+        va="top",
+        color=QUIET,
+    )
     if at is not None:
         loss = losses[list(n_loops).index(at)]
         ax.plot([at], [loss], marker="s", markersize=12, color=MARKED, linestyle="none")
@@ -163,9 +169,13 @@ def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None =
 
 @in_style
 def costs(
-    n_loops: Sequence[int], ratios: Mapping[str, Sequence[float]], *, at: int | None = None, title: str = "",
+    n_loops: Sequence[int],
+    ratios: Mapping[str, Sequence[float]],
+    *,
+    at: int | None = None,
+    title: str = "",
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+) -> Axes:
     """Several costs over the loop count, each as a multiple of its value at one block and one loop.
 
     at: the loop count to mark with a ring on each curve.
@@ -234,9 +244,13 @@ def growth_curves(
     for label, slope in (guides or {}).items() if plain else ():
         ax.plot(depths, np.power(depths, slope, dtype=float), color=QUIET, linestyle=":", linewidth=1)
         ax.annotate(
-            label, (depths[-1], depths[-1] ** slope), (8, -4), textcoords="offset points", color=QUIET,
+            label,
+            (depths[-1], depths[-1] ** slope),
+            (8, -4),
+            textcoords="offset points",
+            color=QUIET,
             annotation_clip=False,
-        )  # fmt: skip
+        )
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xticks=depths, xticklabels=[str(n) for n in depths])
     ax.minorticks_off()
     if plain:  # plain numbers, as many as fit; powers of ten speak better of more
@@ -304,9 +318,13 @@ def lr_curves(
 
 @in_style
 def planes(
-    values: Mapping[str, np.ndarray], n_layers: Sequence[int], n_loops: Sequence[int], *, title: str = "",
+    values: Mapping[str, np.ndarray],
+    n_layers: Sequence[int],
+    n_loops: Sequence[int],
+    *,
+    title: str = "",
     axes: Sequence[Axes] | None = None,
-) -> list[Axes]:  # fmt: skip
+) -> list[Axes]:
     """Heat maps over loops N (to the right) and blocks L (up), (L, N) by name, two in a row, a number in each cell.
 
     One logarithmic scale for all figures: white is 1, red is larger, blue smaller; beyond 1/32 and 32 it saturates.
@@ -357,9 +375,12 @@ def exponent_plane(points: Mapping[str, tuple[float, float]], *, ax: Axes | None
 
 @in_style
 def six_panels(
-    depths: Sequence[int], rows: Mapping[str, Mapping[str, np.ndarray]], *, title: str = "",
+    depths: Sequence[int],
+    rows: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    title: str = "",
     axes: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Growth with depth in the first training steps: a row of panels each for "untied" and "tied", on one scale.
 
     rows: (seeds, depths, steps + 1) by rule. A line per training step, dark to bright, geometric mean over seeds; the
@@ -640,9 +661,15 @@ def router_map(
 
 @in_style
 def variants(
-    x: Sequence[float], curves: Mapping[str, np.ndarray], *, front: str | None = None, title: str = "",
-    xlabel: str = "loops H", ylabel: str = "variance of the stream", ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+    x: Sequence[float],
+    curves: Mapping[str, np.ndarray],
+    *,
+    front: str | None = None,
+    title: str = "",
+    xlabel: str = "loops H",
+    ylabel: str = "variance of the stream",
+    ax: Axes | None = None,
+) -> Axes:
     """Curves on a logarithmic axis: a line for the mean over seeds, a band from the least to the most.
 
     curves: (seeds, points) by name, a key of ARM_LOOK or `front`: the one to bring to the front, in black; the others
@@ -666,9 +693,13 @@ def variants(
 
 @in_style
 def differences(
-    rows: Mapping[str, np.ndarray], *, published: Mapping[str, float] | None = None, title: str = "",
-    xlabel: str = "nats per character above the full recipe", ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+    rows: Mapping[str, np.ndarray],
+    *,
+    published: Mapping[str, float] | None = None,
+    title: str = "",
+    xlabel: str = "nats per character above the full recipe",
+    ax: Axes | None = None,
+) -> Axes:
     """Paired differences (seeds,) by name, a row each: every seed, and the mean with its interval by Student's t.
 
     published: values to set beside them, by name, as stars, in nats per token.
@@ -758,9 +789,13 @@ def loss_after_each_loop(
 
 @in_style
 def agreement(
-    x: Sequence[int], cosines: Mapping[str, np.ndarray], *, xlabel: str = "training step", title: str = "",
+    x: Sequence[int],
+    cosines: Mapping[str, np.ndarray],
+    *,
+    xlabel: str = "training step",
+    title: str = "",
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+) -> Axes:
     """Cosine with the gradient of ordinary backprop, a line per way of cutting it: the seeds' mean, least and most.
 
     cosines: (seeds, points) by name, at the training steps or loop counts x.
@@ -845,9 +880,14 @@ def norms_by_round(
 
 @in_style
 def values_by_rule(
-    xs: Sequence[float], curves: Mapping[str, np.ndarray], *, xlabel: str, ylabel: str, title: str = "",
+    xs: Sequence[float],
+    curves: Mapping[str, np.ndarray],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+) -> Axes:
     """Values (seeds, xs) by rule on plain axes: a line for the mean, a band from the least seed to the most."""
     ax = figure() if ax is None else ax
     for rule, values in curves.items():
@@ -862,9 +902,15 @@ def values_by_rule(
 
 @in_style
 def lens_table(
-    said: Sequence[Sequence[str]], right: np.ndarray, read: Sequence[str], wanted: Sequence[str], *,
-    trained: int | None = None, title: str = "", ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+    said: Sequence[Sequence[str]],
+    right: np.ndarray,
+    read: Sequence[str],
+    wanted: Sequence[str],
+    *,
+    trained: int | None = None,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
     """The likeliest next token after every loop, a row for each loop, a column for each token.
 
     said: N rows of T tokens; right: (N, T), the probability of the right token, from white to dark. A token in bold is
@@ -898,9 +944,12 @@ def lens_table(
 
 @in_style
 def exits(
-    losses: Sequence[float], ways: Mapping[str, Sequence[tuple[float, float]]], *, title: str = "",
+    losses: Sequence[float],
+    ways: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str = "",
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+) -> Axes:
     """Loss against loops used: the dial, where all tokens use the same number, and ways of letting each one leave.
 
     losses: read out after 1, 2, ... loops. ways: (mean loops, loss) at several thresholds, by name.
@@ -935,9 +984,13 @@ def equal_work(
 
 @in_style
 def accuracy_by_hops(
-    hops: Sequence[int], accuracies: Mapping[str, np.ndarray], baseline: Mapping[str, Sequence[float]], *,
-    title: str = "", ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+    hops: Sequence[int],
+    accuracies: Mapping[str, np.ndarray],
+    baseline: Mapping[str, Sequence[float]],
+    *,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
     """Share of right answers by the number of hops: a line for each model, bands over seeds, baselines in grey.
 
     accuracies: (seeds, hops) by name; baseline: a value for each hop count, by name.
@@ -960,9 +1013,13 @@ def accuracy_by_hops(
 
 @in_style
 def memory_bars(
-    settings: Mapping[str, Mapping[str, float]], *, cards: Sequence[float] = (), end: float | None = None,
-    title: str = "", ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+    settings: Mapping[str, Mapping[str, float]],
+    *,
+    cards: Sequence[float] = (),
+    end: float | None = None,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
     """Bytes by part, laid end to end, a bar for each setting from top to bottom, its sum in gigabytes behind it.
 
     settings: bytes by part by name, the same parts in each. cards: gigabytes at which a dashed line stands, as the
@@ -979,10 +1036,15 @@ def memory_bars(
     for y, size in enumerate(sums):
         outside = size > 0.92 * end  # no room behind the bar
         ax.annotate(
-            f"{size:.1f} GB", (min(size, end), y), xytext=(-6 if outside else 6, 0), textcoords="offset points",
-            ha="right" if outside else "left", va="center", fontweight="bold",
+            f"{size:.1f} GB",
+            (min(size, end), y),
+            xytext=(-6 if outside else 6, 0),
+            textcoords="offset points",
+            ha="right" if outside else "left",
+            va="center",
+            fontweight="bold",
             bbox=dict(facecolor="white", edgecolor="none", pad=1.5, alpha=0.85),
-        )  # fmt: skip
+        )
     for card in cards:
         ax.axvline(card, color="black", linestyle="--", linewidth=1.2, zorder=0.5)
         ax.annotate(f"{card:g}", (card, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom")
@@ -998,9 +1060,12 @@ def memory_bars(
 
 @in_style
 def run_log(
-    history: Sequence[Mapping[str, float | None]], *, stopped: int | None = None, clip: float | None = None,
+    history: Sequence[Mapping[str, float | None]],
+    *,
+    stopped: int | None = None,
+    clip: float | None = None,
     axes: Sequence[Axes] | None = None,
-) -> list[Axes]:  # fmt: skip
+) -> list[Axes]:
     """Loss, gradient norm and learning rate of a run over its steps, in three panels.
 
     history: rows of log.csv. stopped: a step at which the run was broken off; clip: the largest norm let through.

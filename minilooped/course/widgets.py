@@ -164,9 +164,12 @@ def draw_lr_sweep(losses: Losses, rule: str, n_layer: int, n_loop: int) -> None:
         f"lowest loss {bests[name].loss:.4g}; at the grid's best for {smallest}: {kept:.4g}"
     )
     ax = plots.lr_curves(
-        lrs, {name: values.numpy() for name, (_, values) in curves.items()}, at=name, title=title,
+        lrs,
+        {name: values.numpy() for name, (_, values) in curves.items()},
+        at=name,
+        title=title,
         best={name: found.lr for name, found in bests.items()},
-    )  # fmt: skip
+    )
     plots.show(ax, f"Loss over the learning rate. {title}.".replace("\n", "; "))
 
 
@@ -348,9 +351,18 @@ def loom_switchboard(runs: Sequence[Run]) -> ipywidgets.VBox:
 # -- chapter 9: segmented backprop
 
 CUTTER = replace(  # one block
-    LOOM_PARTS, vocab_size=64, block_size=32, n_layer=1, n_head=2, n_embd=32, init_std=32**-0.5, n_expert=4,
-    n_expert_shared=0, top_k=2, segment=None,
-)  # fmt: skip
+    LOOM_PARTS,
+    vocab_size=64,
+    block_size=32,
+    n_layer=1,
+    n_head=2,
+    n_embd=32,
+    init_std=32**-0.5,
+    n_expert=4,
+    n_expert_shared=0,
+    top_k=2,
+    segment=None,
+)
 
 
 @plots.in_style
@@ -421,9 +433,13 @@ def draw_multipliers(p: float = 0.5, K: int = 2, R: int = 8, sign_like: bool = F
     plots.multipliers(ROUNDS, {"α": alpha, "β": beta, "β/α": ratio} | bounds, at=R, ax=formulas)
     formulas.set_ylim(1e-6, 1e4)  # one scale for every position
     plots.growth_curves(
-        depths, changes, xlabel="rounds R, one block", ylabel="change of $x_R$ per η", ax=measured,
+        depths,
+        changes,
+        xlabel="rounds R, one block",
+        ylabel="change of $x_R$ per η",
+        ax=measured,
         title=f"one {step} step, slopes: {slopes}",
-    )  # fmt: skip
+    )
     measured.title.set_fontsize(11)
     formulas.figure.suptitle(title)
     plots.show(formulas, f"{title}. One {step} step in the toy changes its output with slopes {slopes} in R.")
@@ -449,9 +465,14 @@ READ = 20  # letters of a text, as many as a move has time for
 
 @plots.in_style
 def draw_loops(
-    curves: Mapping[str, Tensor], models: Mapping[str, LoopedGPT], tokenizer: Tokenizer, curve: str, model: str,
-    n_loop: int, text: str,
-) -> None:  # fmt: skip
+    curves: Mapping[str, Tensor],
+    models: Mapping[str, LoopedGPT],
+    tokenizer: Tokenizer,
+    curve: str,
+    model: str,
+    n_loop: int,
+    text: str,
+) -> None:
     """Left a recorded dial, turned to `n_loop`; right what one of the models says after each of so many loops.
 
     curves: (seeds, loops), the loss read out after each, by name. models: by name. The title has the loss, and how much
@@ -480,9 +501,11 @@ def draw_loops(
 
 
 def loop_lens(
-    curves: Mapping[str, Tensor], models: Mapping[str, LoopedGPT], tokenizer: Tokenizer,
+    curves: Mapping[str, Tensor],
+    models: Mapping[str, LoopedGPT],
+    tokenizer: Tokenizer,
     text: str = "To be, or not to be, that",
-) -> ipywidgets.VBox:  # fmt: skip
+) -> ipywidgets.VBox:
     """Turn the loop count of recorded dials and of models at hand: `draw_loops`."""
 
     def draw(curve: str, model: str, n_loop: int, text: str):
@@ -504,16 +527,24 @@ def loop_lens(
 
 # What the planner offers besides the number of loops. benchmarks/memory.py counts the memory of every combination.
 PLANNED = dict(
-    preset=("gpt2-small", "gpt2-small-4x3"), batch_size=(1, 2, 4, 8, 16),
-    recompute_loops=(False, True), loss_chunk=(4096, None),
-)  # fmt: skip
+    preset=("gpt2-small", "gpt2-small-4x3"),
+    batch_size=(1, 2, 4, 8, 16),
+    recompute_loops=(False, True),
+    loss_chunk=(4096, None),
+)
 CARDS = (16, 24, 48, 80)  # gigabytes
 
 
 def draw_planner(
-    counts: Counts, preset: str = "gpt2-small", n_loop: int = 3, batch_size: int = 16, recompute_loops: bool = False,
-    loss_chunk: int | None = 4096, gpu: str = "A100", mfu: float = 0.4,
-) -> None:  # fmt: skip
+    counts: Counts,
+    preset: str = "gpt2-small",
+    n_loop: int = 3,
+    batch_size: int = 16,
+    recompute_loops: bool = False,
+    loss_chunk: int | None = 4096,
+    gpu: str = "A100",
+    mfu: float = 0.4,
+) -> None:
     """Memory by part of a preset's training with other settings, and its hours; above it the preset at one loop.
 
     counts: what `plan.load_counts` returned. The tokens of the whole training stay those of the preset.

@@ -53,10 +53,24 @@ def cpu_has_bfloat16() -> bool:
 # Dense bfloat16 products with float32 sums, as the makers' data sheets give them (without sparsity), in 1e12 operations
 # a second. The first name that occurs in the device's name counts, if no digit follows it: an A4000 is no A40.
 PEAK_TFLOPS = {
-    "B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362,
-    "L40": 181, "L4": 121, "A40": 150, "A10G": 70, "A10": 125, "A6000": 155, "RTX 5090": 209, "RTX 4090": 165,
+    "B200": 2250,
+    "GH200": 989,
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H100": 989,
+    "A100": 312,
+    "L40S": 362,
+    "L40": 181,
+    "L4": 121,
+    "A40": 150,
+    "A10G": 70,
+    "A10": 125,
+    "A6000": 155,
+    "RTX 5090": 209,
+    "RTX 4090": 165,
     "RTX 3090": 71,
-}  # fmt: skip
+}
 
 
 def peak_tflops(device_name: str) -> float | None:

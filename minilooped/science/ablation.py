@@ -37,9 +37,22 @@ SETTINGS: dict[str, dict[str, Any]] = {"quiet start": dict(init_std=0.05)}
 # The loop without any of them, over characters of the embedded text. As in LOOM the stream starts at RMS 1, the head is
 # not tied and gates are sigmoids; small enough to train in seconds.
 PLAIN = LoopedConfig(
-    vocab_size=65, block_size=64, n_layer=2, n_loop=6, n_head=4, n_embd=64, init_std=64**-0.5, rule="none",
-    embed_norm=True, tie_embeddings=False, n_expert=8, top_k=2, mlp="gelu", n_inner=64, gate="sigmoid",
-)  # fmt: skip
+    vocab_size=65,
+    block_size=64,
+    n_layer=2,
+    n_loop=6,
+    n_head=4,
+    n_embd=64,
+    init_std=64**-0.5,
+    rule="none",
+    embed_norm=True,
+    tie_embeddings=False,
+    n_expert=8,
+    top_k=2,
+    mlp="gelu",
+    n_inner=64,
+    gate="sigmoid",
+)
 
 
 def assembled(parts: Collection[str], base: LoopedConfig = PLAIN) -> LoopedConfig:

@@ -76,10 +76,13 @@ def bare_training(
         config.lr, config.weight_decay, betas=(config.beta1, config.beta2), optimizer=config.optimizer
     )
     do_step = partial(
-        train_step, NextLoss(model), optimizer, grad_clip=config.grad_clip,
+        train_step,
+        NextLoss(model),
+        optimizer,
+        grad_clip=config.grad_clip,
         autocast=partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32),
         step_per_segment=len(model_config.segments()) > 1 and config.step_per_segment is not False,
-    )  # fmt: skip
+    )
     for step in range(config.max_steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config) * group["lr_scale"]

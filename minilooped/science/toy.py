@@ -109,9 +109,15 @@ def _unroll(h: Tensor, visits: Sequence[Callable[[Tensor], Tensor]], eps: float,
 
 
 def growth(
-    depths: Sequence[int], alpha: float, *, tied: bool, branch: str = "pre_norm", d: int = 256, seeds: int = 8,
+    depths: Sequence[int],
+    alpha: float,
+    *,
+    tied: bool,
+    branch: str = "pre_norm",
+    d: int = 256,
+    seeds: int = 8,
     seed: int = 0,
-) -> list[Run]:  # fmt: skip
+) -> list[Run]:
     """A run for each depth N with eps = N^-alpha: N visits of one matrix, or one visit of each of N matrices."""
     if tied:
         weights, h0 = draw(d=d, seeds=seeds, seed=seed)
@@ -221,9 +227,15 @@ def theorem1(run: Run, *, gamma: float = 0.2) -> Theorem1:
     low, high = gain[0] * mass * N, gain[1] * square.sqrt() * N
     start = run.norms[:, 0]
     return Theorem1(
-        mass, square, gain, 1 - math.exp(-(gamma**2) * d / 2) - 2 * math.exp(-d / 2),
-        low, high, (run.eps * low - start).clamp_min(0), start + run.eps * high,
-    )  # fmt: skip
+        mass,
+        square,
+        gain,
+        1 - math.exp(-(gamma**2) * d / 2) - 2 * math.exp(-d / 2),
+        low,
+        high,
+        (run.eps * low - start).clamp_min(0),
+        start + run.eps * high,
+    )
 
 
 def output_change(
@@ -246,9 +258,16 @@ def output_change(
 
 
 def post_norm_change(
-    n_loop: int, p: float, *, tied: bool, sign_like: bool = False, eta: float = 1e-6, d: int = 64, seeds: int = 8,
+    n_loop: int,
+    p: float,
+    *,
+    tied: bool,
+    sign_like: bool = False,
+    eta: float = 1e-6,
+    d: int = 64,
+    seeds: int = 8,
     seed: int = 0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """RMS of the change of x_R, in units of eta, under one step on the weights of R = `n_loop` post-norm visits, (S,).
 
     A visit is x <- Norm(alpha x + W_2 relu(W_1 x)) with alpha = (2R)^p, and both matrices start at beta = (8R)^-p times

@@ -56,9 +56,13 @@ def is_gpt2(config: LoopedConfig) -> bool:
     """Whether a model of this config computes what GPT-2 does. At one loop some rules scale nothing: they count too."""
     row = config.row
     extras = (
-        config.qk_norm, config.normalizes_embedding, config.n_expert, config.loop_end_norm,
-        config.loop_residual is not None, row.learn_branch,
-    )  # fmt: skip
+        config.qk_norm,
+        config.normalizes_embedding,
+        config.n_expert,
+        config.loop_end_norm,
+        config.loop_residual is not None,
+        row.learn_branch,
+    )
     return (
         all(getattr(config, name) == value for name, value in GPT2.items())
         and (row.skip, row.branch, row.in_gain, row.norm) == (1.0, 1.0, 1.0, "pre")
@@ -84,9 +88,13 @@ def from_gpt2(theirs: "GPT2LMHeadModel") -> LoopedGPT:
     """GPT-2 as a LoopedGPT of one loop: the same logits, no dropout. ValueError for options that ours does not have."""
     c = theirs.config
     needed = dict(
-        activation_function=("gelu_new", "gelu_pytorch_tanh"), layer_norm_epsilon=(1e-5,), tie_word_embeddings=(True,),
-        scale_attn_weights=(True,), scale_attn_by_inverse_layer_idx=(False,), add_cross_attention=(False,),
-    )  # fmt: skip
+        activation_function=("gelu_new", "gelu_pytorch_tanh"),
+        layer_norm_epsilon=(1e-5,),
+        tie_word_embeddings=(True,),
+        scale_attn_weights=(True,),
+        scale_attn_by_inverse_layer_idx=(False,),
+        add_cross_attention=(False,),
+    )
     for name, known in needed.items():
         if getattr(c, name) not in known:
             raise ValueError(f"{name} is {getattr(c, name)!r}, but only GPT-2's {known[0]!r} can be taken over")
@@ -106,10 +114,19 @@ def to_gpt2(ours: LoopedGPT) -> "GPT2LMHeadModel":
     if not is_gpt2(c):
         raise ValueError("this model is not GPT-2: see is_gpt2")
     config = GPT2Config(
-        vocab_size=c.vocab_size, n_positions=c.block_size, n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd,
-        n_inner=c.n_inner, initializer_range=c.init_std, bos_token_id=None, eos_token_id=None,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
+        vocab_size=c.vocab_size,
+        n_positions=c.block_size,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        n_embd=c.n_embd,
+        n_inner=c.n_inner,
+        initializer_range=c.init_std,
+        bos_token_id=None,
+        eos_token_id=None,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
     weights = ours.state_dict()
     state = {of: _turn(name, weights[name]) for name, of in gpt2_names(c.n_layer).items()}
     theirs = GPT2LMHeadModel(config).to(ours.wte.weight.dtype)

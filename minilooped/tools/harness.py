@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
 # Several tasks under one name. "loom": the zero-shot suite of LOOM, arXiv 2610.01153.
-GROUPS = {
-    "loom": ("arc_easy", "arc_challenge", "hellaswag", "openbookqa", "piqa", "winogrande", "social_iqa"),
-}
+GROUPS = {"loom": ("arc_easy", "arc_challenge", "hellaswag", "openbookqa", "piqa", "winogrande", "social_iqa")}
 MAX_GEN_TOKS = 256  # where a task sets no length of its own; the harness's number
 STOP_EVERY = 16  # tokens between two looks for a stop string
 
@@ -183,8 +181,10 @@ class LoopedLM(TemplateLM):
         stops = [stop for stop in handle_stop_sequences(options["until"], eos=end) if stop]
         how = dict(
             temperature=options.get("temperature", 1.0) if options["do_sample"] else 0.0,
-            top_k=options.get("top_k"), n_loop=self.n_loop, generator=generator,
-        )  # fmt: skip
+            top_k=options.get("top_k"),
+            n_loop=self.n_loop,
+            generator=generator,
+        )
         T, texts = idx.shape[1], [""] * len(idx)
         for left in range(options["max_gen_toks"], 0, -STOP_EVERY):
             idx = self.model.generate(idx, min(left, STOP_EVERY), **how)
