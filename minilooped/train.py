@@ -1,7 +1,8 @@
-"""The minimal trainer: one loop, read from top to bottom.
+"""The trainer. The loop itself is `training_steps`, right below the settings.
 
     minilooped train                                       # from the shell, with the default preset
     minilooped train --resume shakespeare                  # go on after a stop, bit for bit
+    minilooped train --from shakespeare --data prepared/my # new data and a new schedule for trained weights
     torchrun --nproc-per-node 2 -m minilooped.cli train    # data parallel
 
     from minilooped.train import TrainConfig, train        # from Python
@@ -9,48 +10,62 @@
     result.model, result.history, result.val_loss, result.run
 
 A *step* is one batch: `grad_accum` micro-batches, and with segmented backprop as many optimizer updates as segments.
-What a run leaves on disk is described in checkpoint.py.
+What a run leaves on disk is described in engine/checkpoint.py.
 """
 
 import json
 import math
 import random
-import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from tqdm.auto import tqdm
 
-from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus, tokenizer_from_spec
+from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus
+from .data.storage import ShardedTokens
 from .engine.checkpoint import (
+    check_place,
     find_run,
+    is_finished,
+    keep_best,
     load_checkpoint,
     new_run,
+    newest_weights,
     only_writer,
     publish_weights,
     read_config,
+    refuse_obstacles,
     restoring,
     run_tokenizer,
     save_checkpoint,
-    shell_command,
     write_config,
+    write_result,
 )
-from .engine.log import plot_losses, read_log, write_log
+from .engine.console import Console
+from .engine.log import LogRow, plot_losses, read_log, write_log
 from .engine.machine import PEAK_TFLOPS as PEAK_TFLOPS  # older notebooks look for it here
-from .engine.machine import attention_kernel, fitting_memory, peak_tflops, pick_device, pick_dtype
+from .engine.machine import Machine, attention_kernel, peak_tflops, pick_machine
+from .engine.memory import fitting_memory, refuse_what_cannot_fit
 from .engine.processes import processes, sum_over_processes, world_size
-from .engine.state import load_optimizer, random_state, set_random_state
+from .engine.report import Speed, end_lines, go_on, machine_lines, size_lines
+from .engine.resume import changes, other_circumstances, refuse_changes, refuse_other_data
+from .engine.state import kept_random_state, load_optimizer, random_state, set_random_state
 from .engine.stopping import StopSignal
-from .model import LoopedConfig, LoopedGPT, evaluating
+from .files import make_folder
+from .model import LoopedConfig, LoopedGPT, OptimizerPair, evaluating
+
+Batch = tuple[Tensor, Tensor]  # inputs and targets, each (B, T) int64
+Optimizer = torch.optim.Optimizer | OptimizerPair
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -123,62 +138,143 @@ class TrainConfig:
         need(self.peak_tflops is None or 0 < self.peak_tflops < math.inf, "peak_tflops", "a finite number > 0, or None")
 
 
-# What a resumed run may change: where it lies and runs, what memory it takes, how long it goes on, how often it
-# reports. A new `max_steps` moves the schedule: from there on the learning rate is that of a run of the new length.
-FREE_ON_RESUME = (
-    "name",
-    "runs",
-    "max_steps",
-    "log_every",
-    "eval_every",
-    "eval_batches",
-    "sample_every",
-    "save_every",
-    "device",
-    "threads",
-    "compile",
-    "peak_tflops",
-    "recompute_loops",
-    "loss_chunk",
-)
+class Step(NamedTuple):
+    """One step of training, when it is done."""
 
-
-@dataclass
-class TrainResult:
-    """What `train` returns."""
-
-    model: LoopedGPT  # in eval mode
-    tokenizer: Tokenizer
-    run: Path  # the run's folder (in the first process, if there are several)
-    step: int  # steps done
-    history: list[dict[str, float | None]]  # the rows of log.csv
-    val_loss: float | None  # over the whole validation split, nats per token; None: stopped before the end
+    number: int  # counted from 1
+    loss: float  # of the last segment, mean over the step's targets, in nats per token
+    grad_norm: float  # before clipping
+    lr: float
+    n_loop: int  # loops of this step
+    updates: int  # optimizer updates in it
+    seconds: float  # that it took
+    model: LoopedGPT  # with the weights after the step. It is one model all along
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Schedule, gradient, evaluation
+# The loop
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """The learning rate of a step, counted from 0. Warm-up: step 0 already has 1 / warmup_steps of the peak."""
-    warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    if config.schedule == "cosine":
-        progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
-        height = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
-    else:  # warm-up, stable, decay
-        decay_steps = min(config.decay_steps, config.max_steps - config.warmup_steps)
-        height = min(1.0, (config.max_steps - step) / max(1, decay_steps))
-    return config.lr * min(warmup, config.min_lr_ratio + (1 - config.min_lr_ratio) * height)
+def build(
+    model_config: LoopedConfig, config: TrainConfig, device: torch.device | str = "cpu"
+) -> tuple[LoopedGPT, Optimizer]:
+    """A fresh model on the device, and its optimizer. The weights depend on `config.seed` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)  # the CPU's, where the weights are drawn
+        model = LoopedGPT(model_config)
+    model.to(device)
+    betas = (float(config.beta1), float(config.beta2))
+    return model, model.configure_optimizer(config.lr, config.weight_decay, betas=betas, optimizer=config.optimizer)
 
 
-def loops_of_step(step: int, n_loop: int, config: TrainConfig) -> int:
-    """The loop count of a step, counted from 0: `n_loop`, or what `n_loop_sampling` draws for it from 1..n_loop.
+def training_steps(
+    model: LoopedGPT,
+    optimizer: Optimizer,
+    batches: Iterator[Batch],
+    config: TrainConfig,
+    *,
+    first_step: int = 0,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+) -> Iterator[Step]:
+    """Train a model, and yield every step when it is done, until there are `config.max_steps`.
 
-    It follows from seed and step alone, so that it is the same in all processes, and in a run that goes on.
+    batches: micro-batches (x, y), each (B, T) int64, without end. Of `config` count what concerns the steps: their
+    number and micro-batches, the schedule, clipping, updates per segment, drawn loop counts. first_step: steps that the
+    model has behind it. Raises FloatingPointError when a loss or a gradient is not finite: that update is not made.
     """
-    if config.n_loop_sampling == "fixed":
-        return n_loop
-    return random.Random(f"loops {config.seed} {step}").randint(1, n_loop)
+    next_loss = NextLoss(model).parallel()
+    for step in range(first_step, config.max_steps):
+        began = time.perf_counter()
+        micro_batches = [next(batches) for _ in range(config.grad_accum)]
+        n_loop = loops_of_step(step, model.config.n_loop, config)
+        every_segment = updates_every_segment(model, config, n_loop)
+        lr = learning_rate(step, config)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        updates = 0
+        for mean_loss in accumulate(next_loss, micro_batches, autocast, n_loop, every_segment=every_segment):
+            updates += 1
+            where = f"step {step + 1}, update {updates}"
+            loss, grad_norm = update(model, optimizer, mean_loss, config.grad_clip, where)
+        yield Step(step + 1, loss, grad_norm, lr, n_loop, updates, time.perf_counter() - began, model)
+
+
+def accumulate(
+    next_loss: nn.Module,
+    batches: Sequence[Batch],
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    n_loop: int | None = None,
+    *,
+    every_segment: bool = True,
+) -> Iterator[Tensor]:
+    """Backpropagate one step's micro-batches, and yield the loss, (), whenever its gradient stands in `.grad`.
+
+    batches: this process's (x, y), each (B, T) on any device. The loss is the mean over all targets that count (not
+    -100) in all micro-batches and processes: a micro-batch weighs by its number of targets, so that neither
+    `grad_accum` nor the number of processes changes loss or gradient. n_loop: another loop count than the model's own.
+    every_segment: yield after each segment of segmented backprop, with this segment's gradient. False: yield once,
+    after the last segment, with the mean of the segments' gradients and the last one's loss.
+    """
+    model = raw_model(next_loss)
+    device = model.wte.weight.device
+    counts = [int((y != -100).sum()) for _, y in batches]
+    total = max(1, int(sum_over_processes(torch.tensor(sum(counts)))))
+    losses = [model.segment_losses(x.to(device), y.to(device), n_loop=n_loop) for x, y in batches]
+    n_segments = len(model.config.segments(n_loop))
+    scale = 1.0 if every_segment else 1 / n_segments
+    for left in reversed(range(n_segments)):
+        mean = torch.zeros((), device=device)
+        for i, count in enumerate(counts):
+            with exchanging_gradients(next_loss, last=i == len(counts) - 1):
+                with autocast():
+                    loss = next_loss(losses[i])
+                # DistributedDataParallel averages over the processes, hence the factor.
+                (loss * (scale * world_size() * count / total)).backward()
+            mean = mean + loss.detach() * (count / total)
+            if not left:
+                losses[i].close()  # lets go of its stream before the next micro-batch
+        if every_segment or not left:
+            yield sum_over_processes(mean)
+
+
+def update(model: LoopedGPT, optimizer: Optimizer, loss: Tensor, grad_clip: float, where: str) -> tuple[float, float]:
+    """Make one optimizer update with the gradients that are there, and clear them.
+
+    loss: (), the loss they belong to. grad_clip: largest gradient norm; 0: no clipping. where: the name of this update
+    in an error. Returns the loss and the gradient's norm before clipping. Raises FloatingPointError if one of them is
+    not finite: no update is made then.
+    """
+    # One kernel for many tensors, where the device has it.
+    foreach = True if loss.device.type in ("cpu", "cuda") else None
+    norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf, foreach=foreach)
+    numbers = torch.stack((loss, norm)).tolist()
+    if not all(map(math.isfinite, numbers)):
+        optimizer.zero_grad()
+        raise FloatingPointError(f"{where}: loss {numbers[0]}, gradient norm {numbers[1]}")
+    optimizer.step()
+    optimizer.zero_grad()
+    return numbers[0], numbers[1]
+
+
+def train_step(
+    next_loss: nn.Module,
+    optimizer: Optimizer,
+    batches: Sequence[Batch],
+    *,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    step_per_segment: bool = False,
+    grad_clip: float = 0.0,
+    n_loop: int | None = None,
+) -> tuple[float, float, int]:
+    """One step of `training_steps` by itself, on the micro-batches and at the learning rate that are there.
+
+    Returns the loss of the last segment, the gradient norm before clipping and the number of updates.
+    """
+    model, updates = raw_model(next_loss), 0
+    for mean_loss in accumulate(next_loss, batches, autocast, n_loop, every_segment=step_per_segment):
+        updates += 1
+        loss, norm = update(model, optimizer, mean_loss, grad_clip, f"update {updates}")
+    return loss, norm, updates
 
 
 class NextLoss(nn.Module):
@@ -208,75 +304,42 @@ def raw_model(next_loss: nn.Module) -> LoopedGPT:
     return (next_loss.module if isinstance(next_loss, DistributedDataParallel) else next_loss).model
 
 
-def accumulate(
-    next_loss: nn.Module,
-    batches: list[tuple[Tensor, Tensor]],
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    scale: float = 1.0,
-    n_loop: int | None = None,
-) -> Iterator[Tensor]:
-    """Backpropagate one step's micro-batches; yield a loss per segment, its gradient times `scale` added to `.grad`.
+def exchanging_gradients(next_loss: nn.Module, last: bool) -> AbstractContextManager:
+    """Several processes exchange their gradients once, in the backward pass of a step's last micro-batch."""
+    if last or not isinstance(next_loss, DistributedDataParallel):
+        return nullcontext()
+    return next_loss.no_sync()
 
-    batches: this process's (x, y), each (B, T) on any device. The loss, (), is the mean over all targets that count
-    (not -100) in all micro-batches and processes: micro-batches weigh by their number of targets, so that neither
-    `grad_accum` nor the number of processes changes loss or gradient. n_loop: another loop count than the model's own.
+
+def updates_every_segment(model: LoopedGPT, config: TrainConfig, n_loop: int | None = None) -> bool:
+    """Whether every segment of segmented backprop ends with an optimizer update."""
+    return len(model.config.segments(n_loop)) > 1 and config.step_per_segment is not False
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """The learning rate of a step, counted from 0. Warm-up: step 0 already has 1 / warmup_steps of the peak."""
+    warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    if config.schedule == "cosine":
+        progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+        height = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+    else:  # warm-up, stable, decay
+        decay_steps = min(config.decay_steps, config.max_steps - config.warmup_steps)
+        height = min(1.0, (config.max_steps - step) / max(1, decay_steps))
+    return config.lr * min(warmup, config.min_lr_ratio + (1 - config.min_lr_ratio) * height)
+
+
+def loops_of_step(step: int, n_loop: int, config: TrainConfig) -> int:
+    """The loop count of a step, counted from 0: `n_loop`, or what `n_loop_sampling` draws for it from 1..n_loop.
+
+    It follows from seed and step alone, so that it is the same in all processes, and in a run that goes on.
     """
-    model = raw_model(next_loss)
-    device = model.wte.weight.device
-    counts = [int((y != -100).sum()) for _, y in batches]
-    total = max(1, int(sum_over_processes(torch.tensor(sum(counts)))))
-    losses = [model.segment_losses(x.to(device), y.to(device), n_loop=n_loop) for x, y in batches]
-    for left in reversed(range(len(model.config.segments(n_loop)))):
-        mean = 0.0
-        for i, count in enumerate(counts):
-            # Gradients are exchanged once, after the last micro-batch.
-            exchange = i == len(counts) - 1 or not isinstance(next_loss, DistributedDataParallel)
-            with nullcontext() if exchange else next_loss.no_sync():
-                with autocast():
-                    loss = next_loss(losses[i])
-                # DistributedDataParallel averages over the processes, hence the factor.
-                (loss * (scale * world_size() * count / total)).backward()
-            mean = mean + loss.detach() * (count / total)
-            if not left:
-                losses[i].close()  # lets go of its stream before the next micro-batch
-        yield sum_over_processes(mean)
+    if config.n_loop_sampling == "fixed":
+        return n_loop
+    return random.Random(f"loops {config.seed} {step}").randint(1, n_loop)
 
 
-def train_step(
-    next_loss: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: list[tuple[Tensor, Tensor]],
-    *,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    step_per_segment: bool = False,
-    grad_clip: float = 0.0,
-    n_loop: int | None = None,
-) -> tuple[float, float, int]:
-    """Backpropagate one step's micro-batches and update, at the end or after every segment.
-
-    n_loop: another loop count than the model's own; the segments are then those of so many loops.
-
-    Returns the loss of the last segment, the gradient norm before clipping (0: no clipping) and the number of updates.
-    Raises FloatingPointError if loss or norm is not finite: this update is not made, updates of earlier segments stand.
-    """
-    model, updates = raw_model(next_loss), 0
-    n_segments = len(model.config.segments(n_loop))
-    n_updates = n_segments if step_per_segment else 1
-    scale = 1.0 if step_per_segment else 1 / n_segments
-    # One kernel for many tensors, where the device has it.
-    foreach = True if model.wte.weight.device.type in ("cpu", "cuda") else None
-    for segment, loss in enumerate(accumulate(next_loss, batches, autocast, scale, n_loop), start=1):
-        if not step_per_segment and segment < n_segments:
-            continue
-        norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf, foreach=foreach)
-        loss, norm = torch.stack((loss, norm)).tolist()
-        if not math.isfinite(loss + norm):
-            optimizer.zero_grad()
-            raise FloatingPointError(f"update {updates + 1} of {n_updates}: loss {loss}, gradient norm {norm}")
-        optimizer.step()
-        optimizer.zero_grad()
-        updates += 1
-    return loss, norm, updates
+# ----------------------------------------------------------------------------------------------------------------------
+# Looking at a model
 
 
 @torch.no_grad()
@@ -327,7 +390,7 @@ def loop_rms(model: LoopedGPT, idx: Tensor) -> list[float]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Stopping, resuming, rehearsing
+# Before the first step
 
 
 def micro_batches_of_peak(model_config: LoopedConfig, grad_accum: int) -> int:
@@ -386,302 +449,427 @@ def fit_micro_batch(
         say(f"notice   a micro-batch did not fit: batch_size {config.batch_size}, grad_accum {config.grad_accum} now")
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """What differs in the settings of model and training, but for those that a resumed run may change."""
-    # A field that came later than the run had its default.
-    before = {"model": asdict(LoopedConfig()) | before["model"], "train": asdict(TrainConfig()) | before["train"]}
-    return "; ".join(
-        f"{name} was {before[part][name]!r} and is now {value!r}"
-        for part in before
-        for name, value in now[part].items()
-        if name not in FREE_ON_RESUME and before[part][name] != value
-    )
-
-
-def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any]):
-    """``ValueError`` that lists what differs from the settings the run was trained with."""
-    if changed := changes(stored, now):
-        raise ValueError(f"{run} cannot go on with other settings ({changed}): give the old ones, or a new run")
-    check_same_tokenizer(run_tokenizer(run, stored), tokenizer_from_spec(now["tokenizer"]))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# Training
+# A run
 
 
-def train(model_config: LoopedConfig, train_config: TrainConfig, *, resume: bool = False) -> TrainResult:
+@dataclass
+class TrainResult:
+    """What `train` returns."""
+
+    model: LoopedGPT  # in eval mode
+    tokenizer: Tokenizer
+    run: Path  # the run's folder (in the first process, if there are several)
+    step: int  # steps done
+    history: list[LogRow]  # the rows of log.csv
+    val_loss: float | None  # over the whole validation split, nats per token; None: stopped before the end
+
+
+def train(
+    model_config: LoopedConfig,
+    train_config: TrainConfig,
+    *,
+    resume: bool = False,
+    start: str | Path | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> TrainResult:
     """Train a model and leave a run on disk.
 
-    `vocab_size` of the model is set by the tokenizer. Ctrl-C and SIGTERM save a checkpoint at the end of the step and
-    return. resume: go on with the run called `train_config.name`; on the same machine, thread count and torch the
-    result is the uninterrupted one, bit for bit. Raises ValueError or FileNotFoundError for settings and data that
-    cannot work, FloatingPointError when the loss or the gradient stops being finite.
+    `vocab_size` of the model is set by the tokenizer. A signal that ends processes politely (Ctrl-C, SIGTERM, SIGHUP)
+    saves a checkpoint at the end of the step, and the call returns. The generators of torch and Python are left as
+    they were.
+
+    resume: go on with the run called `train_config.name`. On the same machine, thread count and torch the result is the
+        uninterrupted one, bit for bit. A run whose steps are done, but not what comes after them, is finished.
+    start: a run (its name or its folder) whose weights the new run begins with, in place of random ones.
+    on_step: called after every step, before its row and its checkpoint are written, with the step and the model in it.
+        What it raises ends the run; what it draws from torch's or Python's generator goes on after a stop.
+
+    Raises ValueError or FileNotFoundError for settings and data that cannot work, FloatingPointError when a loss, a
+    gradient or a weight stops being finite, MemoryError where the device has not enough.
     """
-    config = train_config
+    check_place(train_config.runs, train_config.name)
     with ExitStack() as cleanup:
-        rank, n_processes = cleanup.enter_context(processes())
         cleanup.enter_context(fitting_memory())
-        say = print if rank == 0 else lambda *_, **__: None
+        cleanup.enter_context(kept_random_state())
+        machine = pick_machine(train_config.device, train_config.dtype)
+        cleanup.enter_context(machine.configured(train_config.threads))
+        rank, n_processes = cleanup.enter_context(processes(machine.device))
+        if resume and rank == 0:
+            cleanup.enter_context(only_writer(find_run(train_config.name, train_config.runs)))
+        trainer = Trainer(model_config, train_config, machine, rank, n_processes)
+        trainer.introduce()
+        if resume:
+            trainer.restore()
+        elif start is not None:
+            trainer.take_weights(start)
+        trainer.rehearse(cleanup)
+        trainer.open_run(cleanup)
+        stopped = trainer.loop(on_step)
+        return trainer.stop() if stopped else trainer.finish()
 
-        # -- where and how --
-        device, device_reason = pick_device(config.device)
-        dtype, dtype_reason = pick_dtype(device, config.dtype)
-        autocast = partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32)
-        if config.threads is not None:
-            cleanup.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(config.threads)
-        machine = dict(
-            torch=str(torch.__version__),
-            device=device.type,
-            dtype=str(dtype),
-            threads=torch.get_num_threads(),
-            processes=n_processes,
-            compile=config.compile,
-        )
-        say(f"device   {device.type}: {device_reason}")
-        say(f"dtype    {str(dtype).removeprefix('torch.')}: {dtype_reason}")
-        say(f"threads  {machine['threads']}" + (f" in each of {n_processes} processes" if n_processes > 1 else ""))
-        peak = config.peak_tflops or (peak_tflops(torch.cuda.get_device_name()) if device.type == "cuda" else None)
 
-        # -- data, model, optimizer --
-        corpus = load_corpus(config.data, config.tokenizer)
-        model_config = replace(model_config, vocab_size=corpus.tokenizer.vocab_size)
-        draw = partial(
-            BatchStream,
-            batch_size=config.batch_size,
-            block_size=model_config.block_size,
-            seed=config.seed,
-            rank=rank,
-            world_size=n_processes,
-        )
-        stream, tokens_sha256 = draw(corpus.train), digest(corpus.train)
-        if config.eval_every and len(corpus.val) <= model_config.block_size:
-            raise ValueError(
-                f"one window takes block_size + 1 = {model_config.block_size + 1} tokens, but the validation split of "
-                f"{corpus.name} has {len(corpus.val)}: prepare the text with a larger --val-fraction, use a smaller "
-                "block_size, or set eval_every=0"
-            )
-        eval_batches = list(islice(draw(corpus.val), config.eval_batches)) if config.eval_every else []
-        opening = corpus.tokenizer.decode(corpus.val[:64])
-        prompt = opening[:1]  # of the samples on the way
+class Trainer:
+    """One run under way, in one of `n_processes` processes. Its methods are the stages of `train`, in order."""
+
+    def __init__(self, model_config: LoopedConfig, config: TrainConfig, machine: Machine, rank: int, n_processes: int):
+        self.config, self.machine, self.rank, self.n_processes = config, machine, rank, n_processes
+        self.console = Console(speaks=rank == 0)
+        self.corpus = load_corpus(config.data, config.tokenizer)
+        self.model_config = replace(model_config, vocab_size=self.corpus.tokenizer.vocab_size)
+        self.refuse_what_cannot_work()
         torch.manual_seed(config.seed)
         random.seed(config.seed)
-        model = LoopedGPT(model_config).to(device)
-        optimizer = model.configure_optimizer(
-            config.lr, config.weight_decay, betas=(float(config.beta1), float(config.beta2)), optimizer=config.optimizer
-        )
-        n_segments = len(model_config.segments())
-        step_per_segment = n_segments > 1 and config.step_per_segment is not False
-        tokens_per_step = config.batch_size * config.grad_accum * model_config.block_size
-        say(f"data     {corpus.name}: {len(corpus.train):,} tokens to train on, {len(corpus.val):,} to validate on")
-        fewer = config.n_loop_sampling != "fixed"
-        say(
-            f"model    {model_config.n_layer} blocks x {'1 to ' * fewer}{model_config.n_loop} loops, "
-            f"{model.num_params():,} parameters, rule {model_config.rule}, "
-            f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token" + " at most" * fewer
-        )
-        say(
-            f"batch    {config.batch_size * config.grad_accum} sequences x {model_config.block_size} = "
-            f"{tokens_per_step:,} tokens per step"
-            + (f", {'up to ' * fewer}{n_segments} updates each" if step_per_segment else "")
-        )
+        self.model, self.optimizer = build(self.model_config, config, machine.device)
+        self.stream, self.tokens_sha256 = self.draw(self.corpus.train), digest(self.corpus.train)
+        self.window = next(self.draw(self.corpus.train))[0][:1].to(machine.device)  # (1, T), to look at the model with
+        self.run: Path | None = None
+        self.step = self.updates = 0
+        self.seconds = 0.0
+        self.history: list[LogRow] = []
+        self.last_good: Path | None = None
+        self.config_is_written = False
+        self.uncompiled: Callable[[], AbstractContextManager] = nullcontext
+        name = torch.cuda.get_device_name() if machine.device.type == "cuda" else ""
+        peak = config.peak_tflops or peak_tflops(name)
+        self.speed = Speed(peak and peak * n_processes)
 
-        if (epochs := config.max_steps * tokens_per_step / len(corpus.train)) > 10:
-            say(f"notice   {epochs:,.0f} times over the training data: use a longer text, or a smaller max_steps")
+    def draw(self, tokens: np.ndarray | ShardedTokens, batch_size: int | None = None) -> BatchStream:
+        """An endless stream of this process's batches, from its beginning."""
+        shape = batch_size or self.config.batch_size, self.model_config.block_size
+        return BatchStream(tokens, *shape, seed=self.config.seed, rank=self.rank, world_size=self.n_processes)
 
-        # -- go on with an old run --
-        step = updates = 0
-        seconds, history, last_good = 0.0, [], None
-        settings = {"model": asdict(model_config), "train": asdict(config), "tokenizer": corpus.tokenizer.spec()}
-        if resume:
-            run = find_run(config.name, config.runs)
-            if rank == 0:
-                cleanup.enter_context(only_writer(run))
-            stored = read_config(run)
-            refuse_changes(run, stored, settings)
-            last_good, step, weights, state = load_checkpoint(run)
-            if step >= config.max_steps:
-                raise ValueError(f"{run} has done its {step} steps: give a larger max_steps to go on")
-            with restoring(last_good):
-                n_tokens, its_sha256 = int(state["n_tokens"]), str(state["tokens_sha256"])
-                updates, seconds = int(state["updates"]), float(state["seconds"])
-                its_machine = {key: type(now)(state["machine"][key]) for key, now in machine.items()}
-                edited = changes(json.loads(json.dumps(state.get("settings", stored))), settings)
-            if edited:
-                raise ValueError(f"{run / 'config.json'} is not that of {last_good.name} ({edited}): restore it")
-            if n_tokens != len(corpus.train):
-                raise ValueError(
-                    f"{run} was trained on {n_tokens} tokens, {config.data!r} now has {len(corpus.train)}: "
-                    "bring the old data back, or start a new run"
-                )
-            if its_sha256 != tokens_sha256:
-                raise ValueError(
-                    f"{run} was trained on other tokens than {config.data!r} now has: bring the old data back, or "
-                    "start a new run"
-                )
-            with restoring(last_good):
-                model.load_state_dict(weights)
-                load_optimizer(optimizer, state["optimizer"])
-                stream.load_state_dict(state["stream"])
-                set_random_state(state["random"])
-            history = [row for row in read_log(run / "log.csv") if row["step"] <= step]
-            say(f"resume   {last_good}")
-            before = replace(config, max_steps=stored["train"]["max_steps"])
-            if config.max_steps != before.max_steps:
-                say(
-                    f"notice   max_steps was {before.max_steps}, now {config.max_steps}: the next step has learning "
-                    f"rate {learning_rate(step, config):.3g}, the last one had {learning_rate(step - 1, before):.3g}"
-                )
-            for key, now in machine.items():
-                if its_machine[key] != now:
-                    say(f"notice   {key} was {its_machine[key]}, now {now}: not the bits of an uninterrupted run")
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that it takes to build model, trainer and tokenizer again."""
+        model, training = asdict(self.model_config), asdict(self.config)
+        return {"model": model, "train": training, "tokenizer": self.corpus.tokenizer.spec()}
 
-        # -- compile and rehearse --
-        next_loss = NextLoss(model).parallel()
-        do_step = partial(
-            train_step,
-            next_loss,
-            optimizer,
-            autocast=autocast,
-            step_per_segment=step_per_segment,
-            grad_clip=config.grad_clip,
-        )
-        eager = nullcontext
-        if config.compile:
-            eager = partial(torch.compiler.set_stance, "force_eager")
-            for block in model.blocks:
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the bits of a run depend on besides its settings."""
+        return {
+            "torch": str(torch.__version__),
+            "device": self.machine.device.type,
+            "dtype": str(self.machine.dtype),
+            "threads": torch.get_num_threads(),
+            "processes": self.n_processes,
+            "compile": self.config.compile,
+        }
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.batch_size * self.config.grad_accum * self.model_config.block_size
+
+    # -- what is refused and said at the start -------------------------------------------------------------------------
+
+    def refuse_what_cannot_work(self) -> None:
+        """Raise ValueError or MemoryError for sizes that data or memory cannot serve, before anything is made."""
+        c, block_size = self.config, self.model_config.block_size
+        if c.eval_every and len(self.corpus.val) <= block_size:
+            raise ValueError(
+                f"one window takes block_size + 1 = {block_size + 1} tokens, but the validation split of "
+                f"{self.corpus.name} has {len(self.corpus.val)}: prepare the text with a larger --val-fraction, use a "
+                "smaller block_size, or set eval_every=0"
+            )
+        refuse_what_cannot_fit(self.model_config, c.batch_size, c.grad_accum, self.machine.device)
+
+    def introduce(self) -> None:
+        """Say what is trained, on what, and where; and what looks like a mistake."""
+        c, corpus, drawn = self.config, self.corpus, self.config.n_loop_sampling != "fixed"
+        every_segment = updates_every_segment(self.model, c)
+        lines = machine_lines(self.machine, self.n_processes)
+        lines += size_lines(self.model, corpus, c.batch_size * c.grad_accum, drawn=drawn, every_segment=every_segment)
+        if (epochs := c.max_steps * self.tokens_per_step / len(corpus.train)) > 10:
+            lines.append(f"notice   {epochs:,.0f} times over the training data: use a longer text, or fewer max_steps")
+        if c.warmup_steps > c.max_steps:
+            share = learning_rate(c.max_steps - 1, c) / c.lr
+            lines.append(
+                f"notice   warmup_steps={c.warmup_steps} is more than max_steps={c.max_steps}: the rate ends at {share:.0%} "
+                f"of its peak. Lower warmup_steps too"
+            )
+        for line in lines:
+            self.console.say(line)
+
+    # -- old weights ---------------------------------------------------------------------------------------------------
+
+    def take_weights(self, start: str | Path) -> None:
+        """Begin with the newest weights of another run, which has to have the same tokenizer and the same shapes."""
+        run = find_run(start, self.config.runs)
+        check_same_tokenizer(run_tokenizer(run, read_config(run)), self.corpus.tokenizer)
+        file, weights = newest_weights(run)
+        with restoring(file):
+            self.model.load_state_dict(weights)
+        self.console.say(f"weights  {file}")
+
+    def restore(self) -> None:
+        """Go on where the newest checkpoint of the run was made, after a look at whether it is this run's."""
+        config, run = self.config, find_run(self.config.name, self.config.runs)
+        refuse_obstacles(run)
+        stored = read_config(run)
+        refuse_changes(run, stored, self.settings, DEFAULTS)
+        self.run = run
+        self.last_good, self.step, weights, state = load_checkpoint(run)
+        if self.step > config.max_steps or (self.step == config.max_steps and is_finished(run, self.step)):
+            raise ValueError(f"{run} has done its {self.step} steps: give a larger max_steps to go on")
+        with restoring(self.last_good):
+            saved_with = json.loads(json.dumps(state.get("settings", stored)))
+            edited = changes(saved_with, self.settings, DEFAULTS)
+            its_facts = {name: type(now)(state["machine"][name]) for name, now in self.facts.items()}
+            version = int(state.get("version", 1))
+            its_tokens = int(state["n_tokens"]), str(state["tokens_sha256"])
+            self.updates, self.seconds = int(state["updates"]), seconds(state["seconds"])
+        if edited:
+            raise ValueError(f"{run / 'config.json'} is not that of {self.last_good.name} ({edited}): restore it")
+        refuse_other_data(run, config.data, its_tokens, (len(self.corpus.train), self.tokens_sha256))
+        with restoring(self.last_good):
+            self.model.load_state_dict(weights)
+            load_optimizer(self.optimizer, state["optimizer"])
+            self.stream.load_state_dict(state["stream"])
+            set_random_state(state["random"])
+        self.console.say(f"resume   {self.last_good}")
+        self.history = self.old_rows(run)
+        self.announce_changes(saved_with["train"])
+        for notice in other_circumstances(its_facts, self.facts):
+            self.console.say(notice)
+        if version < 2 and self.model_config.n_expert and self.model_config.balance == "bias":
+            self.console.say(
+                "notice   until now the routers' biases moved with every micro-batch and segment, from here "
+                "on they move once per update: not the bits of an uninterrupted run"
+            )
+
+    def old_rows(self, run: Path) -> list[LogRow]:
+        """The rows of the log up to the checkpoint."""
+        if not (run / "log.csv").is_file():
+            self.console.say(f"notice   {run / 'log.csv'} is missing: a new one begins here")
+            return []
+        return [row for row in read_log(run / "log.csv") if row["step"] <= self.step]
+
+    def announce_changes(self, saved_with: dict[str, Any]) -> None:
+        """Say how a new schedule meets the old one."""
+        names = [field.name for field in fields(TrainConfig) if field.name in saved_with]
+        before = replace(self.config, **{name: saved_with[name] for name in names})
+        for name in ("max_steps", "decay_steps"):
+            if (was := getattr(before, name)) != (now := getattr(self.config, name)):
+                next_lr, last_lr = learning_rate(self.step, self.config), learning_rate(self.step - 1, before)
+                self.console.say(
+                    f"notice   {name} was {was}, now {now}: the next step has learning rate {next_lr:.3g}, the last "
+                    f"one had {last_lr:.3g}"
+                )
+
+    # -- compile and rehearse ------------------------------------------------------------------------------------------
+
+    def rehearse(self, cleanup: ExitStack) -> None:
+        """Compile, find the micro-batch that fits, and see which attention runs: what fails, fails before training."""
+        if self.config.compile:
+            self.uncompiled = partial(torch.compiler.set_stance, "force_eager")
+            for block in self.model.blocks:
                 block.compile()  # in place: the names in the state dict stay as they are
-
-        def rehearsal(batch_size: int):
-            batch = next(draw(corpus.train, batch_size=batch_size))
-            grad_accum = config.grad_accum * config.batch_size // batch_size
-            moments = 0 if resume else 8 * model.num_params()  # two of float32, with the first update
-            rehearse(next_loss, [batch] * micro_batches_of_peak(model_config, grad_accum), autocast, moments)
-
         try:
-            config = fit_micro_batch(config, rehearsal, say)
+            self.fit()
         except Exception as error:
-            if not config.compile or isinstance(error, MemoryError):
+            if not self.config.compile or isinstance(error, MemoryError):
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".partition("\n\n")[0].split())
-            say(f"compile  failed, going on without it ({reason})")
-            cleanup.enter_context(eager())
-            config = fit_micro_batch(config, rehearsal, say)
-        with eager():
-            window = next(draw(corpus.train))[0][:1].to(device)
-            say(f"kernel   attention: {attention_kernel(model, window, autocast)}")
-        stream.batch_size = config.batch_size
-        settings["train"] = asdict(config)
+            self.console.say(f"compile  failed, going on without it ({reason})")
+            cleanup.enter_context(self.uncompiled())
+            self.fit()
+        with self.uncompiled():
+            kernel = attention_kernel(self.model, self.window, self.machine.autocast)
+        self.console.say(f"kernel   attention: {kernel}")
 
-        # -- the folder --
-        if not resume:
-            run = new_run(config.runs, config.name) if rank == 0 else Path(config.runs) / config.name
-            if rank == 0:
-                cleanup.enter_context(only_writer(run))
-        if rank == 0:
-            write_config(run, settings)
-            write_log(run / "log.csv", history)
-        say(f"run      {run}")
+    def fit(self) -> None:
+        """Halve the micro-batch until a step of it fits."""
+        next_loss = NextLoss(self.model).parallel()
 
-        # -- the loop --
-        def save() -> Path | None:
-            state = dict(
-                optimizer=optimizer.state_dict(),
-                stream=stream.state_dict(),
-                random=random_state(),
-                updates=updates,
-                seconds=seconds,
-                n_tokens=len(corpus.train),
-                tokens_sha256=tokens_sha256,
-                machine=machine,
-                settings=settings,
-            )
-            return save_checkpoint(run, step, model.state_dict(), state) if rank == 0 else None
+        def rehearsal(batch_size: int) -> None:
+            batch = next(self.draw(self.corpus.train, batch_size))
+            grad_accum = self.config.grad_accum * self.config.batch_size // batch_size
+            batches = [batch] * micro_batches_of_peak(self.model_config, grad_accum)
+            moments = 0 if self.last_good else 8 * self.model.num_params()  # two of float32, with the first update
+            rehearse(next_loss, batches, self.machine.autocast, moments)
 
-        def due(every: int) -> bool:
-            return every > 0 and step % every == 0
+        self.config = fit_micro_batch(self.config, rehearsal, self.console.say)
+        self.stream.batch_size = self.config.batch_size
 
-        finished = stopped = False
-        first_step, first_second, flops = step, seconds, 0
-        progress_bar = tqdm if rank == 0 else partial(tqdm, disable=True)
-        with StopSignal() as stop, progress_bar(total=config.max_steps, initial=step, unit="step") as bar:
-            while not (finished or stopped):
-                started = time.perf_counter()
-                batches = [next(stream) for _ in range(config.grad_accum)]
-                lr = learning_rate(step, config)
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * group["lr_scale"]
-                n_loop = loops_of_step(step, model_config.n_loop, config)
-                try:
-                    loss, norm, n_updates = do_step(batches, n_loop=n_loop)
-                except FloatingPointError as error:
-                    with eager():
-                        rms = ", ".join(f"{value:.3g}" for value in loop_rms(model, batches[0][0].to(device)))
-                    raise FloatingPointError(
-                        f"step {step + 1} stopped before {error}, at learning rate {lr:.3g}; RMS of the stream "
-                        f"after each loop: {rms}. Last good checkpoint: {last_good or 'none yet'}. "
-                        "Try a lower lr, or another rule"
-                    ) from error
-                step, updates = step + 1, updates + n_updates
-                seconds += time.perf_counter() - started
-                flops += tokens_per_step * model.flops_per_token(n_loop=n_loop)
+    # -- the loop ------------------------------------------------------------------------------------------------------
 
-                finished = step == config.max_steps
-                stopped = not finished and bool(sum_over_processes(torch.tensor(int(stop.asked))))
-                val_loss = None
-                if due(config.eval_every) and not finished:
-                    with eager():
-                        val_loss = evaluate(model, eval_batches)
-                    if rank == 0:
-                        bar.write(f"step {step}: validation loss about {val_loss:.3f}")
-                if due(config.sample_every) and not finished and rank == 0:
-                    with eager():
-                        bar.write(sample(model, corpus.tokenizer, prompt, max_new_tokens=200, seed=config.seed) + "\n")
-                if due(config.log_every) or val_loss is not None or finished:
-                    row = dict(
-                        step=step,
-                        loss=loss,
-                        val_loss=val_loss,
-                        lr=lr,
-                        grad_norm=norm,
-                        updates=updates,
-                        tokens=step * tokens_per_step,
-                        seconds=round(seconds, 3),
-                    )
-                    history.append(row)
-                    if rank == 0:
-                        write_log(run / "log.csv", [row], mode="a")
-                if due(config.save_every) or finished or stopped:
-                    last_good = save()
-                speed = (step - first_step) * tokens_per_step / (seconds - first_second)
-                progress = {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
-                if peak is not None:
-                    used = flops / (seconds - first_second) / (n_processes * peak * 1e12)
-                    progress["MFU"] = f"{used:.1%}"
-                bar.set_postfix(progress, refresh=False)
-                bar.update()
+    def open_run(self, cleanup: ExitStack) -> None:
+        """Make the folder of a new run, and see that nobody else writes to it."""
+        c = self.config
+        if self.run is None:
+            self.run = new_run(c.runs, c.name) if self.rank == 0 else Path(c.runs) / c.name
+            if self.rank == 0:
+                cleanup.enter_context(only_writer(self.run))
+                self.write_config()
+        if self.rank == 0:
+            write_log(self.run / "log.csv", self.history)
+        self.console.say(f"run      {self.run}")
 
-        # -- the end --
-        model.eval()
-        if peak is not None:
-            say(f"speed    {speed:,.0f} tokens/s, MFU {used:.1%} of {n_processes} x {peak:g} TFLOP/s")
-        go_on = f"{shell_command()} train --resume {shlex.quote(str(run))}"
-        if stopped:
-            say(f"Stopped after step {step} of {config.max_steps}; saved {last_good}. To go on:\n    {go_on}")
-            return TrainResult(model, corpus.tokenizer, run, step, history, val_loss=None)
-        with eager():
-            windows = eval_windows(corpus.val, model_config.block_size, config.batch_size)
-            val_loss = evaluate(model, islice(windows, rank, None, n_processes))
-            if rank == 0:
-                publish_weights(run, last_good)
-                plot_losses(history, val_loss, run / "loss.png")
-            if rank == 0 and config.sample_every:
-                say(f"\nA sample:\n{sample(model, corpus.tokenizer, prompt, seed=config.seed)}\n")
-        example = " ".join(opening.split()[1:3]) or prompt  # the first word may be cut
-        unit = "character" if corpus.tokenizer.name == "char" else "token"
-        say(f"Saved model.safetensors, log.csv and loss.png in {run}. To train longer, or to sample:")
-        say(f"    {go_on} --max-steps {2 * config.max_steps}")
-        say(f"    {shell_command()} sample {shlex.quote(str(run))} --prompt {shlex.quote(example)}")
-        say(f"Over the whole validation split ({len(corpus.val):,} tokens), in nats per {unit}:")
-        say(f"validation loss {val_loss:.3f}")
-        return TrainResult(model, corpus.tokenizer, run, step, history, val_loss)
+    def write_config(self) -> None:
+        """Write config.json. In a run that goes on, the first checkpoint made with these settings comes before it."""
+        write_config(self.run, self.settings)
+        self.config_is_written = True
+
+    def loop(self, on_step: Callable[[Step], None] | None = None) -> bool:
+        """Train, and report on the way. Returns whether a signal has stopped the run before its end."""
+        c, console, autocast = self.config, self.console, self.machine.autocast
+        steps = training_steps(self.model, self.optimizer, self.stream, c, first_step=self.step, autocast=autocast)
+        with StopSignal() as stop, console.progress(c.max_steps, self.step), self.watching_numbers():
+            for done in steps:
+                self.count(done)
+                if on_step is not None:
+                    on_step(done)
+                at_end = self.step == c.max_steps
+                stopped = not at_end and bool(sum_over_processes(torch.tensor(int(stop.asked))))
+                estimate = self.estimate() if self.due(c.eval_every) and not at_end else None
+                if self.due(c.log_every) or estimate is not None or at_end:
+                    self.log(done, estimate)
+                if self.due(c.save_every) or at_end or stopped:
+                    self.save()
+                # What is only for reading comes after what must not be lost.
+                if estimate is not None:
+                    console.say(f"step {self.step}: validation loss about {estimate:.3f}")
+                if self.due(c.sample_every) and not at_end:
+                    self.say_sample(max_new_tokens=200)
+                console.advance(loss=f"{done.loss:.3f}", **self.speed.shown())
+                if stopped:
+                    return True
+        return False
+
+    def count(self, done: Step) -> None:
+        """Take note of a step."""
+        self.step, self.updates = done.number, self.updates + done.updates
+        self.seconds += done.seconds
+        flops = self.tokens_per_step * self.model.flops_per_token(n_loop=done.n_loop)
+        self.speed.count(self.tokens_per_step, flops, done.seconds)
+
+    def due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    @contextmanager
+    def watching_numbers(self) -> Iterator[None]:
+        """When numbers stop being finite, say where the run stood and what is left of it."""
+        try:
+            yield
+        except FloatingPointError as error:
+            with self.uncompiled():
+                rms = ", ".join(f"{value:.3g}" for value in loop_rms(self.model, self.window))
+            lr = learning_rate(min(self.step, self.config.max_steps - 1), self.config)
+            raise FloatingPointError(
+                f"stopped after step {self.step}: {error}; learning rate {lr:.3g}; RMS of the stream after each loop: "
+                f"{rms}. Last good checkpoint: {self.last_good or 'none yet'}. Try a lower lr, or another rule"
+            ) from error
+
+    def estimate(self) -> float:
+        """The validation loss over a few batches, the same ones every time. The best weights so far are kept."""
+        batches = islice(self.draw(self.corpus.val), self.config.eval_batches)
+        with self.uncompiled():
+            loss = finite_loss(evaluate(self.model, batches))
+        best = min((row["val_loss"] for row in self.history if row["val_loss"] is not None), default=math.inf)
+        if loss < best and self.rank == 0 and self.run.is_dir():
+            keep_best(self.run, self.model.state_dict(), self.step, loss)
+        return loss
+
+    def log(self, done: Step, estimate: float | None) -> None:
+        """Add a row to the log."""
+        row: LogRow = {"step": done.number, "loss": done.loss, "val_loss": estimate, "lr": done.lr}
+        row |= {"grad_norm": done.grad_norm, "updates": self.updates}
+        row |= {"tokens": done.number * self.tokens_per_step, "seconds": round(self.seconds, 3)}
+        self.history.append(row)
+        if self.rank == 0 and self.run.is_dir():
+            write_log(self.run / "log.csv", [row], mode="a")
+
+    def save(self) -> None:
+        """Write a checkpoint, and then config.json where that has still to follow."""
+        if self.rank != 0:
+            return
+        if not self.run.is_dir():
+            self.console.say(f"notice   {self.run} has been deleted: it is made again, without its older checkpoints")
+            make_folder(self.run)
+            write_log(self.run / "log.csv", self.history)
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "stream": self.stream.state_dict(),
+            "random": random_state(),
+            "updates": self.updates,
+            "seconds": self.seconds,
+            "n_tokens": len(self.corpus.train),
+            "tokens_sha256": self.tokens_sha256,
+            "machine": self.facts,
+            "settings": self.settings,
+            "version": 2,  # of what a state means: since 2 the routers' biases move once per update
+        }
+        self.last_good = save_checkpoint(self.run, self.step, self.model.state_dict(), state)
+        if not (self.config_is_written and (self.run / "config.json").is_file()):
+            self.write_config()
+
+    def say_sample(self, before: str = "", max_new_tokens: int = 300) -> None:
+        """Print how the model goes on from the first character of the validation split."""
+        if self.rank != 0:
+            return
+        tokenizer, seed = self.corpus.tokenizer, self.config.seed
+        with self.uncompiled(), self.console.reporting("a sample"):
+            prompt = tokenizer.decode(self.corpus.val[:64])[:1]
+            text = sample(self.model, tokenizer, prompt, max_new_tokens=max_new_tokens, seed=seed)
+            self.console.say(f"{before}{text}\n")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def result(self, val_loss: float | None) -> TrainResult:
+        return TrainResult(self.model, self.corpus.tokenizer, self.run, self.step, self.history, val_loss)
+
+    def say_speed(self) -> None:
+        """How much of the devices' best was used, where that is known."""
+        if self.speed.tokens and self.speed.peak_tflops is not None:
+            shown, each = self.speed.shown(), self.speed.peak_tflops / self.n_processes
+            best = f"{self.n_processes} x {each:g} TFLOP/s"
+            self.console.say(f"speed    {shown['tokens/s']} tokens/s, MFU {shown['MFU']} of {best}")
+
+    def stop(self) -> TrainResult:
+        """Say how a run that was stopped goes on."""
+        self.model.eval()
+        self.say_speed()
+        where = f"step {self.step} of {self.config.max_steps}"
+        self.console.say(f"Stopped after {where}; saved {self.last_good}. To go on:\n    {go_on(self.run)}")
+        return self.result(None)
+
+    def finish(self) -> TrainResult:
+        """Evaluate the weights of the last step, publish them, and draw the losses.
+
+        All it needs is the last checkpoint, so that a run that was killed in here is finished by resuming it.
+        """
+        self.model.eval()
+        self.say_speed()
+        windows = eval_windows(self.corpus.val, self.model_config.block_size, self.config.batch_size)
+        with self.uncompiled(), self.watching_numbers():
+            val_loss = finite_loss(evaluate(self.model, islice(windows, self.rank, None, self.n_processes)))
+        if self.rank == 0:
+            publish_weights(self.run, self.last_good)
+            with self.console.reporting("the picture of the losses"):
+                plot_losses(self.history, val_loss, self.run / "loss.png")
+            tokens = self.step * self.tokens_per_step
+            write_result(self.run, {"step": self.step, "val_loss": val_loss, "tokens": tokens, "seconds": self.seconds})
+        if self.config.sample_every:
+            self.say_sample(before="\nA sample:\n")
+        for line in end_lines(self.run, self.config.max_steps, self.history, self.corpus, val_loss):
+            self.console.say(line)
+        return self.result(val_loss)
+
+
+# What a setting had been that a stored config does not know.
+DEFAULTS = {"model": asdict(LoopedConfig()), "train": asdict(TrainConfig())}
+
+
+def seconds(value: Any) -> float:
+    """A stored time in seconds. ``ValueError`` for a number that can be none."""
+    if not 0 <= float(value) < 1e12:
+        raise ValueError(f"{value} is no number of seconds")
+    return float(value)
+
+
+def finite_loss(loss: float) -> float:
+    """The validation loss. FloatingPointError unless it is finite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(f"validation loss {loss}")
+    return loss

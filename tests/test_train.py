@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from tiny_runs import (
     DENSE,
@@ -36,17 +37,18 @@ from tiny_runs import (
 from torch import nn
 
 from minilooped import train as trainer
-from minilooped.course import plots
 from minilooped.data import BatchStream, load_corpus
 from minilooped.engine.checkpoint import checkpoints, load_checkpoint, load_model, read_config, shell_command
 from minilooped.engine.log import read_log
-from minilooped.engine.machine import attention_kernel, pick_device, pick_dtype
+from minilooped.engine.machine import attention_kernel, cpu_has_bfloat16, pick_device, pick_dtype
+from minilooped.engine.resume import changes
 from minilooped.engine.state import random_state
 from minilooped.engine.stopping import StopSignal
 from minilooped.model import Block, LoopedConfig, LoopedGPT
 from minilooped.presets import PRESETS
 from minilooped.tools.plan import LiveBytes
 from minilooped.train import (
+    DEFAULTS,
     NextLoss,
     TrainConfig,
     accumulate,
@@ -114,14 +116,9 @@ def test_a_run_leaves_its_files_and_says_how_to_go_on(tmp_path, capsys, model_co
     assert f"{shell_command()} train --resume {result.run} --max-steps 12" in printed
     assert f"{shell_command()} sample {result.run} --prompt" in printed
 
-    assert sorted(path.name for path in result.run.iterdir()) == [
-        "config.json",
-        "log.csv",
-        "loss.png",
-        "model.safetensors",
-        "step-4",
-        "step-6",
-    ]
+    left = "best.safetensors config.json log.csv loss.png model.safetensors result.json step-4 step-6"
+    assert sorted(path.name for path in result.run.iterdir() if path.name != ".lock") == left.split()
+    assert json.loads((result.run / "result.json").read_text(encoding="utf-8"))["val_loss"] == result.val_loss
     assert result.run == tmp_path / "runs" / "tiny" and result.step == 6
     assert read_log(result.run / "log.csv") == result.history
     assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
@@ -474,7 +471,7 @@ def test_changed_settings_are_refused_field_by_field(tmp_path, part, name, value
 MAY_CHANGE = set(
     """
     name runs max_steps log_every eval_every eval_batches sample_every save_every device threads compile peak_tflops
-    recompute_loops loss_chunk
+    recompute_loops loss_chunk data
 """.split()
 )
 
@@ -485,10 +482,27 @@ MAY_CHANGE = set(
 )
 def test_every_setting_that_moves_a_number_is_compared(part, name):
     before, now = ({"model": asdict(DENSE), "train": asdict(TrainConfig())} for _ in range(2))
-    assert trainer.changes(before, now) == ""
-    now[part][name] = "another"
-    line = f"{name} was {before[part][name]!r} and is now 'another'"
-    assert trainer.changes(before, now) == ("" if name in MAY_CHANGE else line)
+    assert changes(before, now, DEFAULTS) == ""
+    another = 7 if name in ("batch_size", "grad_accum") else "another"
+    now[part][name] = another
+    line = f"{name} was {before[part][name]!r} and is now {another!r}"
+    if another == 7:  # the division into micro-batches is free, the tokens of a step are not
+        line = f"batch_size x grad_accum was 16 and is now {7 if name == 'batch_size' else 16 * 7}"
+    assert changes(before, now, DEFAULTS) == ("" if name in MAY_CHANGE else line)
+
+
+def test_the_same_tokens_of_a_step_may_be_divided_otherwise():
+    before, now = ({"model": asdict(DENSE), "train": asdict(TrainConfig())} for _ in range(2))
+    now["train"] |= {"batch_size": 4, "grad_accum": 4}
+    assert changes(before, now, DEFAULTS) == ""
+
+
+def test_the_descent_of_wsd_may_begin_elsewhere_and_that_of_a_cosine_has_no_such_setting():
+    before, now = ({"model": asdict(DENSE), "train": asdict(TrainConfig(schedule="wsd"))} for _ in range(2))
+    now["train"]["decay_steps"] = 5
+    assert changes(before, now, DEFAULTS) == ""
+    before["train"]["schedule"] = now["train"]["schedule"] = "cosine"
+    assert changes(before, now, DEFAULTS) == "decay_steps was 100 and is now 5"
 
 
 def test_a_config_that_was_edited_under_its_checkpoint_is_refused(tmp_path):
@@ -697,16 +711,15 @@ def test_a_log_is_written_anew_whole_or_not_at_all(tmp_path, monkeypatch):
     assert log.read_bytes() == before
 
 
-def test_a_plot_is_drawn_whole_or_not_at_all(tmp_path, monkeypatch):
-    def half_way(axes, path):
+def test_a_plot_that_cannot_be_drawn_is_a_notice_and_the_run_is_whole(tmp_path, monkeypatch, capsys):
+    def half_way(figure, path, **options):
         path.write_bytes(b"half")
         raise OSError(28, "disk full")
 
-    monkeypatch.setattr(plots, "save", half_way)
-    with pytest.raises(OSError, match=r"loss.png could not be written \(disk full\)"):
-        train(DENSE, settings(tmp_path, max_steps=2))
-    run = tmp_path / "runs" / "tiny"
-    assert not list(run.glob("loss*")) and load_model(run), "all but the plot is there"
+    monkeypatch.setattr(Figure, "savefig", half_way)
+    result = train(DENSE, settings(tmp_path, max_steps=2))
+    assert "notice   the picture of the losses failed and is left out" in capsys.readouterr().out
+    assert not list(result.run.glob("loss*")) and load_model(result.run) and math.isfinite(result.val_loss)
 
 
 # -- kills and signals -------------------------------------------------------------------------------------------------
@@ -828,7 +841,7 @@ def test_updates_of_earlier_segments_stand_when_a_later_one_is_not_finite(monkey
     next(accumulate(NextLoss(reference), [batch]))
     torch.optim.SGD(reference.parameters(), lr=0.1).step()
     monkeypatch.setattr(LoopedGPT, "segment_losses", poisoned)
-    with pytest.raises(FloatingPointError, match="update 2 of 2: loss nan, gradient norm nan"):
+    with pytest.raises(FloatingPointError, match="update 2: loss nan, gradient norm nan"):
         train_step(NextLoss(model), torch.optim.SGD(model.parameters(), lr=0.1), [batch], step_per_segment=True)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
 
@@ -863,7 +876,7 @@ def test_a_run_that_blows_up_says_where_and_what_is_left(tmp_path, monkeypatch, 
     with pytest.raises(FloatingPointError) as stop:
         train(model_config, config)
     message = str(stop.value)
-    assert "step 8 stopped before update 1 of 1: loss nan, gradient norm nan, at learning rate 0.00" in message
+    assert "stopped after step 7: step 8, update 1: loss nan, gradient norm nan; learning rate 0.00" in message
     norms = re.search("RMS of the stream after each loop: ([^;]*)[.] Last", message)[1].split(", ")
     assert len(norms) == model_config.n_loop and any(not math.isfinite(float(norm)) for norm in norms)
     assert f"Last good checkpoint: {tmp_path / 'runs' / 'tiny' / 'step-6'}" in message
@@ -1128,7 +1141,7 @@ def test_a_torch_without_get_capabilities_is_asked_in_its_own_way(monkeypatch):
     for found in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda found=found: found, raising=False)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
-        assert trainer.cpu_has_bfloat16() is found
+        assert cpu_has_bfloat16() is found
 
 
 def test_the_thread_count_is_set_for_the_run_and_put_back(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
     runs/shakespeare/
         config.json            the model, the training settings and the tokenizer: what is needed to build it all again
         log.csv, loss.png      the losses
+        best.safetensors       the weights with the lowest estimate of the validation loss so far
         model.safetensors      the weights at the end of the run, for whoever wants no more than these
+        result.json            the loss over the whole validation split; it is written last, when the run is finished
         step-1500/             one complete checkpoint; the previous one is kept beside it
         step-2000/
             model.safetensors  the weights
@@ -30,13 +32,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..data import Tokenizer, tokenizer_from_spec
 from ..files import in_a_line, make_folder, refuse_links, replacing, write_atomically, writing
 from ..model import LoopedConfig, LoopedGPT
-from .machine import fitting_memory
+from .memory import fitting_memory
 
 T = TypeVar("T")
 
@@ -55,7 +59,12 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(run: Path, step: int, weights: dict[str, Tensor], state: dict[str, Any]) -> Path:
-    """Write ``run/step-N`` and remove all but the one before it. `state`: tensors, numbers, strings and containers."""
+    """Write ``run/step-N`` and remove all but the one before it. `state`: tensors, numbers, strings and containers.
+
+    Raises FloatingPointError for a weight that is not finite, and OSError where the disk does not take it.
+    """
+    if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise FloatingPointError(f"the weights of step {step} are not all finite ({bad[0]} and {len(bad) - 1} more)")
     path = run / f"step-{step}"
     temporary = run / f"{path.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
@@ -68,7 +77,7 @@ def save_checkpoint(run: Path, step: int, weights: dict[str, Tensor], state: dic
         (temporary / "sha256").write_text(sums, encoding="utf-8")
         for file in (*temporary.iterdir(), temporary):
             _flush_to_disk(file)
-        if path.exists():  # one that could not be read: this is the same step, done again
+        if path.is_dir():  # one that could not be read: this is the same step, done again
             shutil.rmtree(path)
         os.replace(temporary, path)
         _flush_to_disk(run)
@@ -85,6 +94,31 @@ def publish_weights(run: Path, checkpoint: Path) -> Path:
     return path
 
 
+def keep_best(run: Path, weights: dict[str, Tensor], step: int, val_loss: float) -> Path:
+    """Write the weights with the lowest estimate so far to ``run/best.safetensors``, whole or not at all.
+
+    The file's own metadata hold the step and the estimate.
+    """
+    path = run / "best.safetensors"
+    with replacing(path, KEPT) as temporary:
+        save_file(weights, temporary, {"step": str(step), "val_loss": repr(val_loss)})
+    return path
+
+
+def write_result(run: Path, result: dict[str, Any]) -> None:
+    """Write ``result.json``, whole or not at all: the sign that a run is finished."""
+    write_atomically(run / "result.json", json.dumps(result, indent=2) + "\n", KEPT)
+
+
+def is_finished(run: Path, step: int) -> bool:
+    """Whether all that a run leaves at its end is there, for a run of so many steps."""
+    try:
+        done = json.loads((run / "result.json").read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # it is written again
+    return done == step and (run / "model.safetensors").is_file()
+
+
 def load_checkpoint(run: Path) -> Checkpoint:
     """The newest checkpoint that can be read. Says so when it is not the newest; ``ValueError`` if there is none."""
 
@@ -96,8 +130,16 @@ def load_checkpoint(run: Path) -> Checkpoint:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    return sorted((path for path in run.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=_step)
+    """The complete checkpoints of a run, oldest first. Whatever else has a similar name is not the run's own."""
+    own = (path for path in run.glob("step-*") if re.fullmatch(r"step-(0|[1-9]\d*)", path.name))
+    return sorted((path for path in own if path.is_dir() and not path.is_symlink()), key=_step)
+
+
+def refuse_obstacles(run: Path) -> None:
+    """``ValueError`` for a file that has the name of a checkpoint, which is a folder: the checkpoint would not fit."""
+    for path in run.glob("step-*"):
+        if re.fullmatch(r"step-\d+", path.name) and (path.is_symlink() or not path.is_dir()):
+            raise ValueError(f"{path} is no folder, and a checkpoint may need its name: move it away")
 
 
 def _step(path: Path) -> int:
@@ -163,10 +205,17 @@ def _flush_to_disk(path: Path) -> None:
 # Runs
 
 
-def new_run(runs: str | Path, name: str) -> Path:
-    """Make the folder ``runs/name``, or ``runs/name-2``, ``-3``, ... where that exists: no run is ever overwritten."""
+def check_place(runs: str | Path, name: str) -> None:
+    """``ValueError`` where no run of this name can be made in this folder."""
     if not re.fullmatch(r"[\w.+=-]+", name) or name.startswith("."):
         raise ValueError(f"name={name!r} has to be usable as a folder name: letters, digits and any of _ - + = .")
+    if Path(runs).exists() and not Path(runs).is_dir():
+        raise ValueError(f"runs={str(runs)!r} is a file, and the runs need a folder: name another one")
+
+
+def new_run(runs: str | Path, name: str) -> Path:
+    """Make the folder ``runs/name``, or ``runs/name-2``, ``-3``, ... where that exists: no run is ever overwritten."""
+    check_place(runs, name)
     make_folder(Path(runs))
     for number in count(1):
         run = Path(runs) / (name if number == 1 else f"{name}-{number}")
@@ -179,21 +228,16 @@ def new_run(runs: str | Path, name: str) -> Path:
 def only_writer(run: Path) -> Iterator[None]:
     """``ValueError`` if another training writes to this run: two would mix up the log and delete each other's
     checkpoints. The system forgets the lock with the process, however that ends."""
+    lock = FileLock(run / ".lock")
+    with suppress(OSError, NotImplementedError):  # some network drives have no locks
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise ValueError(f"another process trains {run}: wait for it, stop it, or start a new run") from error
     try:
-        import fcntl
-    except ImportError:  # Windows has no such locks
-        yield
-        return
-    descriptor = os.open(run, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # nor have some network drives
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"another process trains {run}: wait for it, stop it, or start a new run") from error
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def shell_command() -> str:
@@ -259,22 +303,40 @@ def from_dict(kind: type[T], values: dict[str, Any], origin: Path) -> T:
         ) from error
 
 
-def load_model(run: str | Path, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
-    """The trained model of a run (its path, or its name in ``runs/``), in eval mode, and its tokenizer.
-
-    The newest checkpoint counts; a run that holds no more than the published weights is read from these.
-    """
-    run = find_run(run)
-    config = read_config(run)
-    with fitting_memory():
-        model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
+def newest_weights(run: Path) -> tuple[Path, dict[str, Tensor]]:
+    """The file of a run's newest weights, and what it holds."""
     published = [run] if (run / "model.safetensors").is_file() else []
 
     def read(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         file = folder / "model.safetensors"
         return file, load_file(file if folder == run else _unharmed(file))
 
-    file, weights = _newest(run, published + checkpoints(run), read)
+    return _newest(run, published + checkpoints(run), read)
+
+
+def _best_weights(run: Path) -> tuple[Path, dict[str, Tensor]]:
+    file = run / "best.safetensors"
+    if not file.is_file():
+        raise ValueError(f"{run} kept no best weights, because it made no estimate on its way: leave that option out")
+    try:
+        return file, load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file} cannot be read ({in_a_line(error)}): leave that option out") from error
+
+
+def load_model(
+    run: str | Path, device: str | torch.device = "cpu", *, best: bool = False
+) -> tuple[LoopedGPT, Tokenizer]:
+    """The trained model of a run (its path, or its name in ``runs/``), in eval mode, and its tokenizer.
+
+    The newest checkpoint counts; a run that holds no more than the published weights is read from these. best: the
+    weights with the lowest estimate of the validation loss instead. ``ValueError`` where the run kept none.
+    """
+    run = find_run(run)
+    config = read_config(run)
+    with fitting_memory():
+        model = LoopedGPT(from_dict(LoopedConfig, config["model"], run))
+    file, weights = _best_weights(run) if best else newest_weights(run)
     with restoring(file):
         model.load_state_dict(weights)
     return model.to(device).eval(), run_tokenizer(run, config)

@@ -3,17 +3,26 @@
 import csv
 import io
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..files import replacing, write_atomically, writing
 from .checkpoint import KEPT
 
-LOG_FIELDS = dict(
-    step=int, loss=float, val_loss=float, lr=float, grad_norm=float, updates=int, tokens=int, seconds=float
-)
+# One row of log.csv. val_loss is an estimate over a few batches; a row without one has None there.
+LogRow = dict[str, Any]
+LOG_FIELDS = {
+    "step": int,
+    "loss": float,
+    "val_loss": float,
+    "lr": float,
+    "grad_norm": float,
+    "updates": int,
+    "tokens": int,
+    "seconds": float,
+}
 
 
-def write_log(path: Path, rows: list[dict[str, float | None]], mode: Literal["w", "a"] = "w"):
+def write_log(path: Path, rows: list[LogRow], mode: Literal["w", "a"] = "w") -> None:
     """Write rows to a CSV file, whole or not at all, or append them; a missing value is an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, LOG_FIELDS)
@@ -27,19 +36,22 @@ def write_log(path: Path, rows: list[dict[str, float | None]], mode: Literal["w"
         file.write(text.getvalue())
 
 
-def read_log(path: Path) -> list[dict[str, float | None]]:
-    """The whole rows of a log; one that a kill cut short is left out."""
+def read_log(path: Path) -> list[LogRow]:
+    """The whole rows of a log; one that a kill cut short is left out. ``ValueError`` for a file that is no log."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if None not in row.values()]
-        return [
+        read = [
             {name: of_type(row[name]) if row[name] else None for name, of_type in LOG_FIELDS.items()} for row in rows
         ]
+        if any(row["step"] is None or row["loss"] is None for row in read):
+            raise ValueError("a row has no step or no loss")
+        return read
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is not the log of a run ({error!r}): restore it, or move it away") from error
 
 
-def plot_losses(history: list[dict[str, float | None]], val_loss: float, path: Path):
+def plot_losses(history: list[LogRow], val_loss: float, path: Path):
     """Draw the losses of a run over its steps into a PNG file: training, estimates on the way, the final one."""
     from matplotlib.figure import Figure  # slow to import, and needed here only; a Figure of its own asks no backend
 

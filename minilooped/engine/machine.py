@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,6 +49,43 @@ def cpu_has_bfloat16() -> bool:
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and in which number type to compute, and why."""
+
+    device: torch.device
+    device_reason: str
+    dtype: torch.dtype  # of matrix products
+    dtype_reason: str
+    tf32: bool  # whether products in float32 may be rounded to 19 bits where the GPU is then faster
+
+    def autocast(self) -> AbstractContextManager:
+        """The context in which matrix products take `dtype`."""
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+    @contextmanager
+    def configured(self, threads: int | None) -> Iterator[None]:
+        """torch with so many CPU threads (None: as many as it has) and with this machine's float32 products."""
+        threads_before, precision_before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        try:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            if self.tf32:
+                torch.set_float32_matmul_precision("high")
+            yield
+        finally:
+            if threads is not None:
+                torch.set_num_threads(threads_before)
+            if self.tf32:
+                torch.set_float32_matmul_precision(precision_before)
+
+
+def pick_machine(device: str = "auto", dtype: str = "auto") -> Machine:
+    """What `pick_device` and `pick_dtype` choose. TF32 is on where a GPU computes and no dtype was asked for."""
+    chosen, why = pick_device(device)
+    return Machine(chosen, why, *pick_dtype(chosen, dtype), tf32=chosen.type == "cuda" and dtype == "auto")
 
 
 # Dense bfloat16 products with float32 sums, as the makers' data sheets give them (without sparsity), in 1e12 operations
@@ -100,22 +138,3 @@ def attention_kernel(
     with evaluating(model), AttentionCalls() as calls, autocast():
         model(idx, n_loop=1, return_logits=False)
     return calls.kernels[0] if calls.kernels else "plain matrix products"
-
-
-# What torch says where memory is short, if it is no OutOfMemoryError: the CPU, Apple's GPU, and CUDA's libraries, whose
-# own working memory torch does not manage.
-FULL = "allocate memory|overflow|out of memory|ALLOC_FAILED"
-
-
-@contextmanager
-def fitting_memory() -> Iterator[None]:
-    """One MemoryError, with the settings that help, for all that torch raises where the memory does not suffice."""
-    try:
-        yield
-    except (RuntimeError, TypeError, OverflowError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or re.search(FULL, str(error), re.I):
-            raise MemoryError(
-                "this does not fit in the memory of the device: lower batch_size and raise grad_accum by the same "
-                "factor, or set recompute_loops, loss_chunk or segment, or lower block_size, n_loop, n_layer or n_embd"
-            ) from error
-        raise

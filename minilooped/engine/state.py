@@ -1,6 +1,8 @@
 """What a run goes on with, beside its weights: random generators and the moments of its optimizer."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,16 @@ def set_random_state(state: dict[str, Any]):
     if len(state["cuda"]) == torch.cuda.device_count():  # else the run has moved to another machine
         torch.cuda.set_rng_state_all(state["cuda"])
     random.setstate(state["python"])
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Whatever draws inside, the generators of torch and of Python are afterwards what they were before."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
