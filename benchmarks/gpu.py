@@ -93,8 +93,8 @@ import torch
 import tyro
 
 from minilooped.data import digest, load_corpus
-from minilooped.engine.memory import fitting_memory
 from minilooped.engine.machine import attention_kernel, peak_tflops, pick_device, pick_dtype
+from minilooped.engine.memory import fitting_memory
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import LOOM_PARTS, PRESETS
 from minilooped.science import probes

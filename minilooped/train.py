@@ -488,7 +488,8 @@ def train(
     Raises ValueError or FileNotFoundError for settings and data that cannot work, FloatingPointError when a loss, a
     gradient or a weight stops being finite, MemoryError where the device has not enough.
     """
-    check_place(train_config.runs, train_config.name)
+    if not resume:
+        check_place(train_config.runs, train_config.name)
     with ExitStack() as cleanup:
         cleanup.enter_context(fitting_memory())
         cleanup.enter_context(kept_random_state())
@@ -585,8 +586,8 @@ class Trainer:
         if c.warmup_steps > c.max_steps:
             share = learning_rate(c.max_steps - 1, c) / c.lr
             lines.append(
-                f"notice   warmup_steps={c.warmup_steps} is more than max_steps={c.max_steps}: the rate ends at {share:.0%} "
-                f"of its peak. Lower warmup_steps too"
+                f"notice   warmup_steps={c.warmup_steps} is more than max_steps={c.max_steps}: the rate ends at "
+                f"{share:.0%} of its peak. Lower warmup_steps too"
             )
         for line in lines:
             self.console.say(line)

@@ -5,16 +5,18 @@ import multiprocessing
 import os
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from minilooped.data import prepare
 from minilooped.engine.checkpoint import checkpoints, load_checkpoint
-from minilooped.model import LoopedConfig
+from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import LOOM_PARTS
 from minilooped.train import TrainConfig, train
 
@@ -133,3 +135,32 @@ def fingerprint(run: Path) -> str:
     add(weights)
     add({key: part for key, part in state.items() if key not in ("seconds", "settings")})
     return digest.hexdigest()
+
+
+BOTH = pytest.mark.parametrize("model_config", [DENSE, LOOM], ids=["dense", "loom"])
+
+
+def tiny_model(config: LoopedConfig, dtype=torch.float64) -> LoopedGPT:
+    torch.manual_seed(0)
+    return LoopedGPT(replace(config, vocab_size=11)).to(dtype)
+
+
+def tiny_batch(rows: int, ignored: int = 0):
+    """x and y, (rows, 8), with the first `ignored` targets of the flattened y left out."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randint(11, (2, rows, 8), generator=generator)
+    y.view(-1)[:ignored] = -100
+    return x, y
+
+
+def gradients(model):
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def edit_state(run: Path, edit: Callable[[dict], None]):
+    """Change the newest checkpoint's state as a stranger would, sums and all."""
+    file = checkpoints(run)[-1] / "state.pt"
+    state = torch.load(file, weights_only=True)
+    edit(state)
+    torch.save(state, file)
+    sign(file.parent)
