@@ -7,6 +7,9 @@ if a promise is broken. What a case draws depends on its part and its number alo
 
     kills      a training process is killed (SIGKILL) ten times at random moments, and goes on each time: it ends with
                the bits and the log of a run that was left alone
+    events     a training process kills itself at a random change to its files, the last evaluation and all that
+               follows it included, and goes on with the same settings until it is finished: the same, and its final
+               weights, picture and loss are there
     disk       from a random step on no file can grow past a random size, or a text is prepared on such a disk: one
                line that names the file, nothing half-written that looks whole, and the run goes on to the same bits
     configs    random settings of model and trainer, through Python or the shell, odd ones among them: they train, or a
@@ -37,7 +40,6 @@ import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -47,25 +49,34 @@ from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
-from unittest.mock import patch
 
 import psutil
 import torch
 import tyro
 from safetensors.torch import load, save
+from tiny_runs import (
+    DENSE,
+    ENDLESS,
+    LOOM,
+    TEXT,
+    children,
+    fingerprint,
+    newest_step,
+    prepared,
+    settings,
+    sign,
+    start_child,
+    train_until_killed,
+)
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the tiny runs of the tests
-from tiny_runs import DENSE, ENDLESS, LOOM, TEXT, fingerprint, newest_step, prepared, settings, sign, start_child  # noqa: E402
-
-from minilooped import cli  # noqa: E402
-from minilooped import train as trainer  # noqa: E402
+from minilooped import cli
 from minilooped.data import load_corpus
-from minilooped.data.storage import FORMAT, MANIFEST, storage_dtype  # noqa: E402
-from minilooped.engine.checkpoint import checkpoints, load_model  # noqa: E402
+from minilooped.data.storage import FORMAT, MANIFEST, storage_dtype
+from minilooped.engine.checkpoint import checkpoints, load_model
 from minilooped.engine.log import read_log
-from minilooped.model import LoopedConfig  # noqa: E402
-from minilooped.science.provenance import RESULTS, record  # noqa: E402
-from minilooped.train import TrainConfig, train  # noqa: E402
+from minilooped.model import LoopedConfig
+from minilooped.science.provenance import RESULTS, record
+from minilooped.train import Step, TrainConfig, train
 
 TIME_LIMIT = 60  # seconds of CPU time for one command
 PATH = RESULTS / "reliability.json"
@@ -223,6 +234,36 @@ def kills(draw: random.Random, folder: Path) -> Figures:
     return dict(kills=KILLS, before_a_new_checkpoint=early, steps=config.max_steps)
 
 
+EVENTS = 75  # changes to the files of a run of six steps, a few more than there are
+
+
+def events(draw: random.Random, folder: Path) -> Figures:
+    config, run = settings(folder, max_steps=6, save_every=2, eval_every=3, threads=1), folder / "runs" / "tiny"
+    figures: Counter[str] = Counter()
+    for _ in range(3):
+        child = children.Process(
+            target=train_until_killed, args=(draw.randint(1, EVENTS), LOOM, config, bool(checkpoints(run))), daemon=True
+        )
+        child.start()
+        child.join()
+        assert child.exitcode in (0, -signal.SIGKILL), child.exitcode
+        figures["ended by itself" if child.exitcode == 0 else "killed"] += 1
+        if child.exitcode == 0:
+            break
+        if not checkpoints(run):  # it died too young, and begins anew
+            shutil.rmtree(run, ignore_errors=True)
+    with quiet():
+        if not (run / "result.json").is_file():
+            train(LOOM, config, resume=bool(checkpoints(run)))
+        straight = train(LOOM, replace(config, name="straight"))
+    same_run(run, straight.run)
+    for name in ("model.safetensors", "result.json", "loss.png", "best.safetensors"):
+        assert (run / name).is_file(), f"{name} is missing"
+    results = [json.loads((path / "result.json").read_text(encoding="utf-8")) for path in (run, straight.run)]
+    assert results[0]["val_loss"] == results[1]["val_loss"], "another final loss"
+    return dict(figures)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # A full disk
 
@@ -252,19 +293,18 @@ def disk_prepare(draw: random.Random, folder: Path, size: int) -> Figures:
 
 def disk_train(draw: random.Random, folder: Path, size: int) -> Figures:
     config = settings(folder, max_steps=9, save_every=2, schedule="wsd", decay_steps=0, threads=1)
-    full_at, rate = draw.randrange(9), trainer.learning_rate
+    full_at = draw.randint(1, 9)
     run = folder / "runs" / "tiny"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def fills(step: int, config: TrainConfig) -> float:
-        if step == full_at:
+    def fills(step: Step) -> None:
+        if step.number == full_at:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        return rate(step, config)
 
     before: list[Path] = []
     try:
-        with quiet(), time_limit(), patch("minilooped.train.learning_rate", fills):
-            train(DENSE, config)
+        with quiet(), time_limit():
+            train(DENSE, config, on_step=fills)
         status = "fitted"
     except OSError as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -277,8 +317,8 @@ def disk_train(draw: random.Random, folder: Path, size: int) -> Figures:
     with quiet() as (out, _):
         straight = train(DENSE, replace(config, name="straight"))
         if status == "stopped":
-            assert len(before) >= min(2, full_at // 2), "a checkpoint was lost"
-            if before and newest_step(run) < 9:
+            assert len(before) >= min(2, (full_at - 1) // 2), "a checkpoint was lost"
+            if before and not (run / "result.json").is_file():
                 train(DENSE, config, resume=True)
                 assert "cannot be read" not in out.getvalue()
             if before:
@@ -329,7 +369,7 @@ NUMBERS = {
     "log_every": range(1, 4),
     "eval_every": range(0, 3),
     "eval_batches": range(1, 4),
-    "sample_every": (0,),
+    "sample_every": range(0, 3),
     "save_every": range(0, 3),
     "seed": (0, 1, 2**40),
     "threads": (1,),
@@ -338,7 +378,7 @@ NUMBERS = {
 WORDS = {"rule": ["none", "sqrt", "factored", "loom", "depth_mup", "rezero", "deepnorm", "deeploop"]}
 FIXED = dict(runs="runs", data="tokens", tokenizer=None, device="auto", compile=False)  # tried elsewhere
 ODD = [None, 0, -1, 2.5, -0.5, math.nan, math.inf, 10**12, 10**30, True, "", "none", "Ж/..\n", (), [1], {}]
-LONG = ("n_layer", "n_loop", "max_steps", "grad_accum", "eval_batches", "compile")  # a large one is merely slow
+LONG = ("max_steps", "eval_batches", "compile")  # a large one is merely slow
 
 
 def plausible(draw: random.Random, field) -> Any:
@@ -413,7 +453,8 @@ def through_python(model: dict[str, Any], training: dict[str, Any]) -> str:
         return "refused"
     assert result.step == result.history[-1]["step"] == training["max_steps"]
     load_model(Path.cwd() / result.run)
-    return "trained" if math.isfinite(result.val_loss) else "diverged"
+    assert math.isfinite(result.val_loss), "a loss that is not finite is no result"
+    return "trained"
 
 
 def through_the_shell(draw: random.Random, model: dict[str, Any], training: dict[str, Any]) -> str:
@@ -880,18 +921,17 @@ def own_memory() -> int:
 
 def long(draw: random.Random, folder: Path, steps: int = STEPS) -> Figures:
     """Memory after a twentieth of the steps beside that at the end; CPU time of the first and the last twentieth."""
-    part, marks, rate = steps // 20, [], trainer.learning_rate
+    part, marks = steps // 20, []
     config = settings(
         folder, max_steps=steps, log_every=10, eval_every=part, save_every=part, sample_every=part, threads=1
     )
 
-    def marked(step: int, config: TrainConfig) -> float:
-        if step % part == 0 or step == steps - 1:
-            marks.append((step, time.process_time(), own_memory()))
-        return rate(step, config)
+    def mark(step: Step) -> None:
+        if step.number % part == 1 or step.number == steps:
+            marks.append((step.number, time.process_time(), own_memory()))
 
-    with quiet(), patch("minilooped.train.learning_rate", marked):
-        result = train(DENSE, config)
+    with quiet():
+        result = train(DENSE, config, on_step=mark)
     rows = read_log(result.run / "log.csv")
     assert [row["step"] for row in rows] == list(range(10, steps + 1, 10))
     assert all(math.isfinite(row["loss"]) and row["tokens"] == 32 * row["step"] for row in rows)
@@ -915,6 +955,7 @@ def long(draw: random.Random, folder: Path, steps: int = STEPS) -> Figures:
 # The function of a part, its number of cases, and how many of them make a row of the record.
 PARTS: dict[str, tuple[Callable[[random.Random, Path], Figures], int, int]] = {
     "kills": (kills, 20, 2),
+    "events": (events, 100, 25),
     "disk": (disk, 200, 50),
     "configs": (configs, 1000, 100),
     "mangled": (mangled, 1000, 100),

@@ -5,7 +5,6 @@ import random
 import shutil
 import sys
 from contextlib import chdir
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +13,9 @@ if sys.platform == "win32":
 
 import resource  # noqa: E402 (there is none on Windows)
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
 import reliability  # noqa: E402
 
-CASES = dict(kills=range(1), disk=range(6), configs=range(20), mangled=range(20, 50))
+CASES = dict(kills=range(1), events=range(4), disk=range(6), configs=range(20), mangled=range(20, 50))
 
 
 @pytest.mark.parametrize("part", CASES)

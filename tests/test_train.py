@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import BOTH, DENSE, LOOM, TEXT, prepared, settings, tiny_batch, tiny_model
+from tiny_runs import DENSE, LOOM, TEXT, prepared, settings
+from tiny_training import BOTH, tiny_batch, tiny_model
 
 from minilooped.data import load_corpus
 from minilooped.engine.checkpoint import load_model, read_config, shell_command

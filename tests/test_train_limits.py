@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_runs import BOTH, DENSE, LOOM, gradients, settings, tiny_batch, tiny_model
+from tiny_runs import DENSE, LOOM, settings
+from tiny_training import BOTH, gradients, tiny_batch, tiny_model
 
 from minilooped import train as trainer
 from minilooped.engine.checkpoint import load_checkpoint, read_config

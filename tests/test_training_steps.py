@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_runs import BOTH, DENSE, LOOM, cut_back, fingerprint, gradients, settings, tiny_batch, tiny_model
+from tiny_runs import DENSE, LOOM, cut_back, fingerprint, settings
+from tiny_training import BOTH, gradients, tiny_batch, tiny_model
 
 from minilooped.model import LoopedGPT
 from minilooped.train import NextLoss, TrainConfig, accumulate, learning_rate, loops_of_step, train, train_step

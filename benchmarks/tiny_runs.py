@@ -1,9 +1,11 @@
-"""What the tests of the trainer share: a run that takes a fraction of a second, and its fingerprint."""
+"""Runs that take a fraction of a second, for the tests of the trainer and for reliability.py."""
 
 import hashlib
 import multiprocessing
 import os
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from minilooped.data import prepare
 from minilooped.engine.checkpoint import checkpoints, load_checkpoint
-from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.model import LoopedConfig
 from minilooped.presets import LOOM_PARTS
 from minilooped.train import TrainConfig, train
 
@@ -81,6 +82,24 @@ def train_in_child(model_config: LoopedConfig, config: TrainConfig, resume: bool
 ENDLESS = dict(schedule="wsd", decay_steps=0, max_steps=10**6, save_every=1, optimizer="muon")
 
 
+def train_until_killed(event: int, model_config: LoopedConfig, config: TrainConfig, resume: bool):
+    """`train_in_child`, killed by itself at its `event`-th event that changes a file below the folder of all runs."""
+    seen = 0
+
+    def watch(name: str, arguments: tuple) -> None:
+        nonlocal seen
+        changes = name in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "shutil.copyfile")
+        if name == "open" and isinstance(arguments[1], str):
+            changes = any(letter in arguments[1] for letter in "wax+")
+        if changes and str(config.runs) in str(arguments[0]):
+            seen += 1
+            if seen == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    train_in_child(model_config, config, resume)
+
+
 def newest_step(run: Path) -> int:
     found = checkpoints(run)
     return int(found[-1].name.removeprefix("step-")) if found else 0
@@ -135,26 +154,6 @@ def fingerprint(run: Path) -> str:
     add(weights)
     add({key: part for key, part in state.items() if key not in ("seconds", "settings")})
     return digest.hexdigest()
-
-
-BOTH = pytest.mark.parametrize("model_config", [DENSE, LOOM], ids=["dense", "loom"])
-
-
-def tiny_model(config: LoopedConfig, dtype=torch.float64) -> LoopedGPT:
-    torch.manual_seed(0)
-    return LoopedGPT(replace(config, vocab_size=11)).to(dtype)
-
-
-def tiny_batch(rows: int, ignored: int = 0):
-    """x and y, (rows, 8), with the first `ignored` targets of the flattened y left out."""
-    generator = torch.Generator().manual_seed(5)
-    x, y = torch.randint(11, (2, rows, 8), generator=generator)
-    y.view(-1)[:ignored] = -100
-    return x, y
-
-
-def gradients(model):
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def edit_state(run: Path, edit: Callable[[dict], None]):
