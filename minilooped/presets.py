@@ -36,7 +36,8 @@ SHAKESPEARE = Preset(
         decay_steps=2170,
         min_lr_ratio=0.0,
         weight_decay=0.3,
-        threads=1,  # the matrices are small
+        device="cpu",  # a minute or two there. A GPU is no faster with matrices this small, and its numbers are others
+        threads=1,  # for the same reason
     ),
 )
 

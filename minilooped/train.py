@@ -219,6 +219,7 @@ def accumulate(
     device = model.wte.weight.device
     counts = [int((y != -100).sum()) for _, y in batches]
     total = max(1, int(sum_over_processes(torch.tensor(sum(counts)))))
+    # A generator for each micro-batch, which runs one segment and yields its loss whenever it is asked.
     losses = [model.segment_losses(x.to(device), y.to(device), n_loop=n_loop) for x, y in batches]
     n_segments = len(model.config.segments(n_loop))
     scale = 1.0 if every_segment else 1 / n_segments
@@ -301,7 +302,10 @@ class NextLoss(nn.Module):
 
 
 def raw_model(next_loss: nn.Module) -> LoopedGPT:
-    return (next_loss.module if isinstance(next_loss, DistributedDataParallel) else next_loss).model
+    """The model behind a `NextLoss`, whether processes share it or not."""
+    own = next_loss.module if isinstance(next_loss, DistributedDataParallel) else next_loss
+    assert isinstance(own, NextLoss)
+    return own.model
 
 
 def exchanging_gradients(next_loss: nn.Module, last: bool) -> AbstractContextManager:
@@ -377,8 +381,10 @@ def sample(
     device = model.wte.weight.device
     idx = torch.as_tensor(tokenizer.encode(prompt), device=device)[None]  # (1, T)
     generator = torch.Generator(device=device).manual_seed(seed)
-    options = dict(temperature=temperature, top_k=top_k, n_loop=n_loop, generator=generator)
-    return tokenizer.decode(model.generate(idx, max_new_tokens, **options)[0].cpu())
+    new = model.generate(
+        idx, max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop, generator=generator
+    )  # (1, T + max_new_tokens)
+    return tokenizer.decode(new[0].cpu())
 
 
 @torch.no_grad()
@@ -524,7 +530,8 @@ class Trainer:
         self.model, self.optimizer = build(self.model_config, config, machine.device)
         self.stream, self.tokens_sha256 = self.draw(self.corpus.train), digest(self.corpus.train)
         self.window = next(self.draw(self.corpus.train))[0][:1].to(machine.device)  # (1, T), to look at the model with
-        self.run: Path | None = None
+        self.run = Path(config.runs) / config.name  # where it exists, a new run takes another name
+        self.resumed = False
         self.step = self.updates = 0
         self.seconds = 0.0
         self.history: list[LogRow] = []
@@ -609,7 +616,7 @@ class Trainer:
         refuse_obstacles(run)
         stored = read_config(run)
         refuse_changes(run, stored, self.settings, DEFAULTS)
-        self.run = run
+        self.run, self.resumed = run, True
         self.last_good, self.step, weights, state = load_checkpoint(run)
         if self.step > config.max_steps or (self.step == config.max_steps and is_finished(run, self.step)):
             raise ValueError(f"{run} has done its {self.step} steps: give a larger max_steps to go on")
@@ -687,7 +694,7 @@ class Trainer:
             batch = next(self.draw(self.corpus.train, batch_size))
             grad_accum = self.config.grad_accum * self.config.batch_size // batch_size
             batches = [batch] * micro_batches_of_peak(self.model_config, grad_accum)
-            moments = 0 if self.last_good else 8 * self.model.num_params()  # two of float32, with the first update
+            moments = 0 if self.resumed else 8 * self.model.num_params()  # two of float32, with the first update
             rehearse(next_loss, batches, self.machine.autocast, moments)
 
         self.config = fit_micro_batch(self.config, rehearsal, self.console.say)
@@ -697,12 +704,10 @@ class Trainer:
 
     def open_run(self, cleanup: ExitStack) -> None:
         """Make the folder of a new run, and see that nobody else writes to it."""
-        c = self.config
-        if self.run is None:
-            self.run = new_run(c.runs, c.name) if self.rank == 0 else Path(c.runs) / c.name
-            if self.rank == 0:
-                cleanup.enter_context(only_writer(self.run))
-                self.write_config()
+        if self.rank == 0 and not self.resumed:
+            self.run = new_run(self.config.runs, self.config.name)
+            cleanup.enter_context(only_writer(self.run))
+            self.write_config()
         if self.rank == 0:
             write_log(self.run / "log.csv", self.history)
         self.console.say(f"run      {self.run}")
@@ -846,6 +851,7 @@ class Trainer:
         with self.uncompiled(), self.watching_numbers():
             val_loss = finite_loss(evaluate(self.model, islice(windows, self.rank, None, self.n_processes)))
         if self.rank == 0:
+            assert self.last_good is not None  # the last step ends with a checkpoint
             publish_weights(self.run, self.last_good)
             with self.console.reporting("the picture of the losses"):
                 plot_losses(self.history, val_loss, self.run / "loss.png")

@@ -27,9 +27,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -42,7 +41,11 @@ from ..files import in_a_line, make_folder, refuse_links, replacing, write_atomi
 from ..model import LoopedConfig, LoopedGPT
 from .memory import fitting_memory
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
+C = TypeVar("C", bound="DataclassInstance")
 
 # What a run that could not write says.
 KEPT = "checkpoints that are there are whole, and `minilooped train --resume` goes on from the newest"
@@ -217,11 +220,13 @@ def new_run(runs: str | Path, name: str) -> Path:
     """Make the folder ``runs/name``, or ``runs/name-2``, ``-3``, ... where that exists: no run is ever overwritten."""
     check_place(runs, name)
     make_folder(Path(runs))
-    for number in count(1):
-        run = Path(runs) / (name if number == 1 else f"{name}-{number}")
+    run, number = Path(runs) / name, 1
+    while True:
         with writing(run), suppress(FileExistsError):
             run.mkdir()
             return run
+        number += 1
+        run = Path(runs) / f"{name}-{number}"
 
 
 @contextmanager
@@ -287,7 +292,7 @@ def run_tokenizer(run: Path, config: dict[str, Any]) -> Tokenizer:
         raise ValueError(f"{run / 'config.json'}: {error}") from error
 
 
-def from_dict(kind: type[T], values: dict[str, Any], origin: Path) -> T:
+def from_dict(kind: type[C], values: dict[str, Any], origin: Path) -> C:
     """Build a config dataclass. ``ValueError`` on values that it refuses and on fields of another version."""
     unknown = sorted(values.keys() - {field.name for field in fields(kind)})
     if unknown:

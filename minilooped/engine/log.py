@@ -55,7 +55,8 @@ def plot_losses(history: list[LogRow], val_loss: float, path: Path):
     """Draw the losses of a run over its steps into a PNG file: training, estimates on the way, the final one."""
     from matplotlib.figure import Figure  # slow to import, and needed here only; a Figure of its own asks no backend
 
-    ax = Figure(figsize=(7, 3.6), layout="constrained").subplots()
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    ax = figure.subplots()
     estimates = [(row["step"], row["val_loss"]) for row in history if row["val_loss"] is not None]
     steps, losses = [row["step"] for row in history], [row["loss"] for row in history]
     ax.plot(steps, losses, linewidth=1, label="training batches")
@@ -66,4 +67,4 @@ def plot_losses(history: list[LogRow], val_loss: float, path: Path):
     ax.grid(alpha=0.3)
     ax.legend()
     with replacing(path, KEPT) as temporary:
-        ax.figure.savefig(temporary, format="png")
+        figure.savefig(temporary, format="png")

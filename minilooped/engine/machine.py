@@ -44,7 +44,7 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> tuple[torch.dtype, 
 def cpu_has_bfloat16() -> bool:
     """Whether the CPU multiplies in bfloat16 (AVX512-BF16 or AMX). Where it does not, bfloat16 is emulated: slower."""
     # Newer versions of torch have the public get_capabilities, older ones a private function per capability.
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     if capabilities:
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

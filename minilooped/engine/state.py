@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
+from ..model import OptimizerPair
+
 
 def random_state() -> dict[str, Any]:
     """The state of every generator that code running here may draw from."""
     return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all(), "python": random.getstate()}
 
 
-def set_random_state(state: dict[str, Any]):
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put the generators into a state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():  # else the run has moved to another machine
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -30,7 +33,7 @@ def kept_random_state() -> Iterator[None]:
         set_random_state(before)
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
+def load_optimizer(optimizer: torch.optim.Optimizer | OptimizerPair, state: dict[str, Any]) -> None:
     """Load moments. ``ValueError`` unless they are those of this optimizer, whose options stay as they are.
 
     torch compares no shapes, and its fused kernels write past the end of a moment that is too small.
@@ -39,7 +42,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]):
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
-    for part in getattr(optimizer, "optimizers", (optimizer,)):  # Muon and AdamW, or one of them
+    parts = optimizer.optimizers if isinstance(optimizer, OptimizerPair) else (optimizer,)  # Muon and AdamW, or one
+    for part in parts:
         names = {"momentum_buffer"} if isinstance(part, torch.optim.Muon) else {"step", "exp_avg", "exp_avg_sq"}
         for parameter, moments in part.state.items():
             if moments.keys() != names:
