@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -175,14 +176,16 @@ def training_steps(
     *,
     first_step: int = 0,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
+    next_loss: nn.Module | None = None,
 ) -> Iterator[Step]:
     """Train a model, and yield every step when it is done, until there are `config.max_steps`.
 
     batches: micro-batches (x, y), each (B, T) int64, without end. Of `config` count what concerns the steps: their
     number and micro-batches, the schedule, clipping, updates per segment, drawn loop counts. first_step: steps that the
-    model has behind it. Raises FloatingPointError when a loss or a gradient is not finite: that update is not made.
+    model has behind it. next_loss: the model as processes share it, where that is made already. Raises
+    FloatingPointError when a loss or a gradient is not finite: that update is not made.
     """
-    next_loss = NextLoss(model).parallel()
+    next_loss = NextLoss(model).parallel() if next_loss is None else next_loss
     for step in range(first_step, config.max_steps):
         began = time.perf_counter()
         micro_batches = [next(batches) for _ in range(config.grad_accum)]
@@ -297,8 +300,11 @@ class NextLoss(nn.Module):
             return self
         # A segment that starts from a detached stream uses no embedding unless it is re-injected.
         unused = self.model.config.segment is not None
-        # The buffers (rotary table, router biases) are equal in all processes by construction.
-        return DistributedDataParallel(self, broadcast_buffers=False, find_unused_parameters=unused)
+        # The buffers (rotary table, router biases) are equal in all processes by construction. Since torch 2.13 the
+        # option that leaves them alone has a new name, and the old one warns.
+        known = signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        return DistributedDataParallel(self, find_unused_parameters=unused, **{buffers: False})
 
 
 def raw_model(next_loss: nn.Module) -> LoopedGPT:
@@ -537,6 +543,7 @@ class Trainer:
         self.history: list[LogRow] = []
         self.last_good: Path | None = None
         self.config_is_written = False
+        self.next_loss: nn.Module = NextLoss(self.model)
         self.uncompiled: Callable[[], AbstractContextManager] = nullcontext
         name = torch.cuda.get_device_name() if machine.device.type == "cuda" else ""
         peak = config.peak_tflops or peak_tflops(name)
@@ -673,6 +680,7 @@ class Trainer:
             self.uncompiled = partial(torch.compiler.set_stance, "force_eager")
             for block in self.model.blocks:
                 block.compile()  # in place: the names in the state dict stay as they are
+        self.next_loss = NextLoss(self.model).parallel()
         try:
             self.fit()
         except Exception as error:
@@ -688,14 +696,13 @@ class Trainer:
 
     def fit(self) -> None:
         """Halve the micro-batch until a step of it fits."""
-        next_loss = NextLoss(self.model).parallel()
 
         def rehearsal(batch_size: int) -> None:
             batch = next(self.draw(self.corpus.train, batch_size))
             grad_accum = self.config.grad_accum * self.config.batch_size // batch_size
             batches = [batch] * micro_batches_of_peak(self.model_config, grad_accum)
             moments = 0 if self.resumed else 8 * self.model.num_params()  # two of float32, with the first update
-            rehearse(next_loss, batches, self.machine.autocast, moments)
+            rehearse(self.next_loss, batches, self.machine.autocast, moments)
 
         self.config = fit_micro_batch(self.config, rehearsal, self.console.say)
         self.stream.batch_size = self.config.batch_size
@@ -719,8 +726,16 @@ class Trainer:
 
     def loop(self, on_step: Callable[[Step], None] | None = None) -> bool:
         """Train, and report on the way. Returns whether a signal has stopped the run before its end."""
-        c, console, autocast = self.config, self.console, self.machine.autocast
-        steps = training_steps(self.model, self.optimizer, self.stream, c, first_step=self.step, autocast=autocast)
+        c, console = self.config, self.console
+        steps = training_steps(
+            self.model,
+            self.optimizer,
+            self.stream,
+            c,
+            first_step=self.step,
+            autocast=self.machine.autocast,
+            next_loss=self.next_loss,
+        )
         with StopSignal() as stop, console.progress(c.max_steps, self.step), self.watching_numbers():
             for done in steps:
                 self.count(done)

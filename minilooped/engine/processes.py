@@ -28,7 +28,7 @@ def processes(device: torch.device) -> Iterator[tuple[int, int]]:
                     f"--nproc-per-node {n_gpu}, or train with device=cpu"
                 )
             torch.cuda.set_device(rank)
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield distributed.get_rank(), distributed.get_world_size()
     finally:
