@@ -74,7 +74,7 @@ class OneLoss(LoopedGPT):
                 first = loop + 1
             if loop + 1 in self.cuts:
                 h, memory = h.detach(), EMA(memory.total.detach(), memory.weight)
-        self._move_biases(routings)
+        self._collect_loads(routings)
         yield torch.stack(losses).mean()
 
 

@@ -54,10 +54,13 @@ class MiniloopedForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module):
-        """LoopedGPT draws its own weights; the rotary table, which no file holds, is asked for after loading."""
-        if isinstance(module, LoopedGPT) and module.rope is not None:
-            with torch.no_grad():
-                module.rope.copy_(rotary_table(module.config.block_size, module.config.n_embd // module.config.n_head))
+        """LoopedGPT draws its own weights. What no file holds is made here: the rotary table, and no loads so far."""
+        if isinstance(module, LoopedGPT):
+            module.forget_loads()
+            if module.rope is not None:
+                table = rotary_table(module.config.block_size, module.config.n_embd // module.config.n_head)
+                with torch.no_grad():
+                    module.rope.copy_(table)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.model.wte

@@ -254,8 +254,10 @@ def update(model: LoopedGPT, optimizer: Optimizer, loss: Tensor, grad_clip: floa
     numbers = torch.stack((loss, norm)).tolist()
     if not all(map(math.isfinite, numbers)):
         optimizer.zero_grad()
+        model.forget_loads()
         raise FloatingPointError(f"{where}: loss {numbers[0]}, gradient norm {numbers[1]}")
     optimizer.step()
+    model.move_biases()
     optimizer.zero_grad()
     return numbers[0], numbers[1]
 
@@ -425,7 +427,7 @@ def rehearse(
     has not enough.
     """
     model = raw_model(next_loss)
-    random_before, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
+    random_before = random_state()
     try:
         with fitting_memory():
             kept_free = torch.empty(reserve, dtype=torch.uint8, device=model.wte.weight.device)
@@ -434,8 +436,7 @@ def rehearse(
             del kept_free
     finally:
         model.zero_grad()
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+        model.forget_loads()
         set_random_state(random_before)
 
 

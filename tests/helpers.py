@@ -107,7 +107,7 @@ class Reference:
 
         self.outer = copies((n, p) for n, p in model.named_parameters() if not n.startswith("blocks."))
         self.visits = [[copies(block.named_parameters()) for block in model.blocks] for _ in range(self.n_loop)]
-        # As it is now: a training forward of the model moves it.
+        # As it is now: an update of the model moves it.
         self.balance_bias = [{n: b.clone() for n, b in block.named_buffers()} for block in model.blocks]
 
     def gradients(self) -> dict[str, Tensor]:

@@ -343,7 +343,9 @@ def test_state_dict_round_trip_gives_the_same_model():
     config = tiny(**LOOM_PARTS)
     model, other = build(config, shaken=True), build(config, seed=5)
     idx, targets = example(config)
-    model(idx, targets)  # moves the balance biases, which must travel too
+    model(idx, targets)
+    model.move_biases()  # they must travel too
+    assert model.blocks[0].mlp.router.bias.any()
     other.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(idx)[0], other.eval()(idx)[0])
     twin = copy.deepcopy(model)

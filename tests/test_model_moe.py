@@ -189,7 +189,7 @@ def test_routing_is_decided_in_float32_under_autocast():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Balancing by a bias: added to the scores for selection only; moved by hand, after a training forward
+# Balancing by a bias: added to the scores for selection only; moved once per update, by the loads collected since
 
 
 def test_bias_changes_the_selection_and_not_the_weights():
@@ -208,64 +208,116 @@ def biases(model) -> Tensor:
     return torch.stack([block.mlp.router.bias.clone() for block in model.blocks])
 
 
+def buffers(model) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def loads_of(visits: list) -> Tensor:
+    """Loads summed over visits, which run loop by loop, two layers each: (L, E)."""
+    return torch.stack([routing.load for routing in visits]).view(-1, 2, 4).sum(dim=0)
+
+
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("router", ["shared", "per_loop"])
-def test_bias_moves_one_step_by_the_loads_summed_over_the_loops(router, top_k):
-    """bias <- bias + balance_coef * sign(mean load - load), once per forward, one per layer, shared by the loops."""
+def test_bias_moves_one_step_by_the_loads_of_all_forwards_since_the_last_move(router, top_k):
+    """bias <- bias + balance_coef * sign(mean load - load), one per layer, shared by loops and micro-batches."""
     model = moe_model(balance_coef=0.125, router=router, router_init="independent", top_k=top_k)
-    seen = routings(model)
-    before = biases(model)
-    assert before.shape == (2, 4)
-    model(*example(model.config))
-    loads = torch.stack([r.load for r in seen]).view(3, 2, 4).sum(dim=0).double()  # visits run loop by loop
-    expected = before + 0.125 * torch.sign(loads.mean(dim=1, keepdim=True) - loads)
-    torch.testing.assert_close(biases(model), expected, rtol=0, atol=0)
-    assert (loads != loads.mean(dim=1, keepdim=True)).any()
-
-
-def test_bias_is_the_same_for_every_loop_of_one_forward():
-    """It moves after the forward, not between its visits: the choices are those of the bias before."""
-    model = moe_model(balance_coef=100.0, rule="rezero", shaken=False)  # states stay at x0, so equal input every loop
-    seen = routings(model)
-    model(*example(model.config))
-    for layer in range(2):
-        visits = seen[layer::2]
-        assert all(torch.equal(visits[0].choice, visit.choice) for visit in visits)
-
-
-def test_bias_moves_once_per_segment():
-    model = moe_model(balance_coef=0.125, segment=1)
-    seen = routings(model)
     expected = biases(model)
-    for loss in model.segment_losses(*example(model.config)):
-        loss.backward()
-        loads = torch.stack([r.load for r in seen[-2:]]).double()
-        expected = expected + 0.125 * torch.sign(loads.mean(dim=1, keepdim=True) - loads)
+    assert expected.shape == (2, 4)
+    for micro_batches in (1, 3, 0):  # the second move knows nothing of the first, and the third has nothing to go by
+        seen = routings(model)
+        for seed in range(micro_batches):
+            idx = tokens(model.config, seed=seed)
+            model(idx, idx)
+        loads = loads_of(seen).double() if seen else torch.zeros(2, 4).double()
+        step = 0.125 * torch.sign(loads.mean(dim=1, keepdim=True) - loads)
+        assert step.any() == (micro_batches > 0)
+        model.move_biases()
+        expected = expected + step
         torch.testing.assert_close(biases(model), expected, rtol=0, atol=0)
+
+
+def test_an_expert_with_exactly_the_mean_load_keeps_its_bias():
+    """Also where float32 could not tell: 2^24 + 1 of 3 (2^24 + 1) + 3 tokens, say."""
+    router = moe_model(balance_coef=0.125, dtype=torch.float32).blocks[0].mlp.router
+    router.move_bias(torch.tensor([2**24 + 1, 2**24 + 2, 2**24, 2**24 + 1]))
+    assert router.bias.tolist() == [0, -0.125, 0.125, 0]
+
+
+MODES_OF_TRAINING = {
+    "one loss": {},
+    "segments": dict(segment=1),
+    "recomputed": dict(recompute_loops=True),
+    "recomputed segments": dict(recompute_loops=True, segment=2),
+}
+
+
+@pytest.mark.parametrize("mode", MODES_OF_TRAINING)
+def test_a_training_pass_collects_each_load_once_and_changes_nothing_else(mode):
+    """Recomputation runs every loop again in the backward pass, and must not count it again."""
+    model = moe_model(**MODES_OF_TRAINING[mode])
+    before, seen, loads = buffers(model), routings(model), 0
+    for loss in model.segment_losses(*example(model.config)):
+        loads = loads + loads_of(seen)
+        loss.backward()
+        seen.clear()
+    after = buffers(model)
+    for layer, load in enumerate(loads):
+        assert torch.equal(after.pop(name := f"blocks.{layer}.mlp.router.collected"), load)
+        assert load.sum() == 3 * 24 * 2 and not before.pop(name).any()
+    assert all(torch.equal(after[name], buffer) for name, buffer in before.items()) and after.keys() == before.keys()
 
 
 @pytest.mark.parametrize("balance", ["switch", "none"])
 def test_bias_stays_zero_under_other_balancing(balance):
     model = moe_model(balance=balance)
     model(*example(model.config))
+    model.move_biases()
     assert torch.equal(biases(model), torch.zeros(2, 4).double())
 
 
-def test_bias_rests_in_eval_mode_and_in_generation():
+def test_a_dense_model_has_no_bias_to_move():
+    model = build(tiny())
+    model(*example(model.config))
+    model.move_biases()
+    model.forget_loads()
+
+
+@pytest.mark.parametrize("how", ["eval", "no_grad", "inference_mode", "generate", "forgotten"])
+def test_a_forward_that_no_update_follows_changes_nothing(how):
+    """In train mode too, where no gradient is wanted."""
     model = moe_model()
-    before = biases(model)
-    idx, targets = example(model.config)
-    model.generate(idx[:, :3], 4)
-    model.eval()
-    model(idx, targets)
-    list(model.segment_losses(idx, targets))
-    assert torch.equal(biases(model), before)
+    before, (idx, targets) = buffers(model), example(model.config)
+    model.train(how != "eval")
+    if how == "generate":
+        model.generate(idx[:, :3], 4)
+    else:
+        with {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(how, torch.enable_grad)():
+            model(idx, targets)
+            list(model.segment_losses(idx, targets))
+    if how == "forgotten":
+        model.forget_loads()
+    after = buffers(model)
+    assert all(torch.equal(after[name], buffer) for name, buffer in before.items())
+    model.move_biases()
+    assert not biases(model).any()
+
+
+def test_a_compiled_block_collects_the_same_loads():
+    plain, compiled = (moe_model(n_embd=16, dtype=torch.float32) for _ in range(2))
+    for block in compiled.blocks:
+        block.compile(backend="aot_eager")
+    for model in (plain, compiled):
+        model(*example(model.config))[1].backward()
+        model.move_biases()
+    assert biases(plain).any() and torch.equal(biases(plain), biases(compiled))
 
 
 def test_bias_is_a_saved_buffer_outside_autograd():
     model = moe_model()
     assert not [name for name, _ in model.named_parameters() if name.endswith("router.bias")]
     assert len([name for name in model.state_dict() if name.endswith("router.bias")]) == 2
+    assert not [name for name in model.state_dict() if "collected" in name], "empty whenever a checkpoint is made"
     model(*example(model.config))[1].backward()
     assert all(
         block.mlp.router.bias.grad_fn is None and not block.mlp.router.bias.requires_grad for block in model.blocks
@@ -282,6 +334,7 @@ def test_case_B5_balancing_evens_out_the_loads():
     seen = routings(model)
     for _ in range(20):
         model(idx, targets)
+        model.move_biases()
     loads = torch.stack([r.load for r in seen]).double().view(20, 3, 2, 4).sum(dim=1)  # (steps, layers, experts)
     variance = loads.var(dim=-1).mean(dim=1)
     assert biases(model).abs().max() > 0.1

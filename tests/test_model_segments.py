@@ -31,7 +31,7 @@ def backward_all(model, idx, targets, **options) -> list[torch.Tensor]:
 @pytest.mark.parametrize("segment", [None, 3, 4, 100])
 @pytest.mark.parametrize("mode", MODES)
 def test_segment_of_at_least_n_loops_is_ordinary_backprop_bit_for_bit(mode, segment):
-    """One loss; it, every gradient and the balance biases equal the forward's."""
+    """One loss; it, every gradient and the collected loads equal the forward's."""
     config = tiny(segment=segment, **MODES[mode])
     plain, segmented = build(config, shaken=True), build(config, shaken=True)
     idx, targets = example(config)

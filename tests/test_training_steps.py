@@ -129,8 +129,6 @@ def test_one_update_for_all_segments_takes_the_mean_of_their_gradients():
         loss.backward()
     summed = gradients(model)
     model.zero_grad()
-    for block in model.blocks:
-        block.mlp.router.bias.zero_()  # where it was before the first pass
     seen = {}
 
     class Probe:
