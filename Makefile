@@ -5,7 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help train lab test lint constraints
+# As many tests at a time as there are cores, and each of them on one: a second thread would only be in the way.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
+# What a change of the model, of its data or of what is measured on it breaks first.
+QUICK := imports model_* data* toy* stats* sweep* provenance* packaging*
+
+.PHONY: help train lab test quick lint constraints
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -17,14 +22,20 @@ train: $(VENV)/.installed  ## train a small looped model on the embedded text, t
 lab: $(VENV)/.installed  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
 
-test: lint  ## lint, unit tests, and every notebook from top to bottom
-	$(BIN)/pytest
-	@if ls notebooks/*.ipynb >/dev/null 2>&1; then set -x; \
-	    $(BIN)/pytest notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout=300; fi
+test: lint  ## lint, unit tests, and every notebook from top to bottom: all there is to pass
+	$(PYTEST) --dist worksteal
+	@# A worker takes whole notebooks, in their order: the longest chapter is the first.
+	$(PYTEST) notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --dist loadfile --no-loadscope-reorder
 
-lint: $(VENV)/.installed-test  ## check code and notebooks with ruff
+quick: $(VENV)/.installed-test  ## ruff, and the tests of model and data that take no time: for every save
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(PYTEST) --dist worksteal -p no:nbval -m 'not slow' $(QUICK:%=tests/test_%.py)
+
+lint: $(VENV)/.installed-test  ## check code and notebooks with ruff, and the types of the package with mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
 
 # The stamp files below make a second call install nothing; editing one of these two files installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
