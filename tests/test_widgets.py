@@ -11,6 +11,7 @@ import re
 import runpy
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import IPython.display
 import ipywidgets
@@ -701,11 +702,16 @@ def test_every_widget_is_in_the_benchmark_and_recorded_within_its_bar(sliders):
     assert all(row["cpu_worst"] <= sliders["BAR"] for row in recorded)
 
 
-def test_the_benchmark_moves_every_control_over_all_its_values_and_times_the_drawing(sliders):
+def test_the_benchmark_moves_every_control_over_all_its_values_and_times_the_drawing(sliders, monkeypatch):
+    now, drawn, forgotten = 0.0, [], []
+    clock = SimpleNamespace(process_time=lambda: now, perf_counter=lambda: 2 * now)
+    monkeypatch.setitem(sliders["seconds_per_move"].__globals__, "time", clock)
+    monkeypatch.setitem(sliders["seconds_per_move"].__globals__, "forget", lambda: forgotten.append(len(drawn)))
+
     def draw(n: int, x: float, rule: str):
-        deadline = time.process_time() + (0.05 if rule == "sqrt" else 0.0)
-        while time.process_time() < deadline:
-            pass
+        nonlocal now
+        now += (5 if rule == "sqrt" else 1) + 100 * ((n, x, rule) not in drawn)  # a first drawing is slow
+        drawn.append((n, x, rule))
         IPython.display.display(plots.Picture(b"", "nothing"))
 
     controls = dict(
@@ -719,11 +725,12 @@ def test_the_benchmark_moves_every_control_over_all_its_values_and_times_the_dra
     from_the_ends = {(n, 1, "inverse") for n in (2, 4, 6)} | {(6, x, "inverse") for x in (0, 0.5, 1)}
     from_the_ends |= {(6, 1, rule) for rule in ("none", "sqrt", "inverse")}
     assert seconds.keys() == one_moved | from_the_ends
-    cpu = {position: took[0] for position, took in seconds.items()}
-    assert all((cpu[position] > 0.05) == (position[-1] == "sqrt") for position in cpu)
+    assert all(took == ((5, 10) if rule == "sqrt" else (1, 2)) for (_, _, rule), took in seconds.items())
+    assert len(forgotten) == len(set(forgotten)) > len(seconds), "before each move that is timed"
 
 
-def test_the_benchmark_refuses_a_widget_that_shows_nothing(sliders):
+def test_the_benchmark_refuses_a_widget_that_shows_nothing(sliders, monkeypatch):
+    monkeypatch.setitem(sliders["seconds_per_move"].__globals__, "forget", lambda: None)
     control = ipywidgets.IntSlider(max=2, description="n")
     with pytest.raises(RuntimeError, match="n: 0 pictures after a move, expected one"):
         sliders["seconds_per_move"](lambda: widgets.explorer(lambda n: None, n=control))
