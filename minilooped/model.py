@@ -384,17 +384,22 @@ class Attention(nn.Module):
 
     def __init__(self, config: LoopedConfig):
         super().__init__()
-        self.n_head, self.qk_norm = config.n_head, config.qk_norm
+        self.n_head, self.qk_norm, self.rotary = config.n_head, config.qk_norm, config.pos == "rope"
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # rows: queries, keys, values
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, rope: Tensor | None = None, slot: tuple[Tensor, int] | None = None) -> Tensor:
         B, T, C = x.shape
+        if self.rotary and (rope is None or rope.shape[1] != T):
+            raise ValueError(
+                f"with pos='rope' a block needs the angles of its {T} positions: give it "
+                f"rope=model.rope[:, s : s + {T}], where s is the first position, 0 without a cache"
+            )
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
         qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2, H, D), (B, T, 1, H, D)
         if self.qk_norm:
             qk = rms_norm(qk)
-        if rope is not None:
+        if self.rotary:
             qk = rotate(qk, rope)
         q, k = qk.transpose(1, 3).unbind(2)  # each (B, H, T, D)
         v = v.squeeze(2).transpose(1, 2)  # (B, H, T, D)

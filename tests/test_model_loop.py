@@ -304,6 +304,22 @@ def test_order_of_earlier_tokens_matters(variant):
     assert (model(idx)[0][:, -1] - model(swapped)[0][:, -1]).abs().amax(dim=-1).min() > 1e-4
 
 
+def test_a_rotary_block_refuses_to_run_without_its_positions():
+    """Neither without the table, nor with the whole one, nor with one position, which would be all of theirs."""
+    model = build(tiny())
+    block, h = model.blocks[0], model.embed(tokens(model.config, length=5))
+    whole, first = block(h, rope=model.rope[:, :5])[0], block(h[:, :3], rope=model.rope[:, :3])[0]
+    torch.testing.assert_close(whole[:, :3], first, rtol=1e-12, atol=1e-12)
+    for rope in (None, model.rope, model.rope[:, :1]):
+        for run in (lambda rope=rope: block(h, rope=rope), lambda rope=rope: block.attn(h, rope)):
+            with pytest.raises(
+                ValueError, match=r"angles of its 5 positions: give it rope=model.rope\[:, s : s \+ 5\]"
+            ):
+                run()
+    learned = build(tiny(pos="learned"))
+    assert learned.blocks[0](learned.embed(tokens(learned.config)))[0].isfinite().all(), "which knows no table"
+
+
 def test_case_A21_two_identical_calls_agree():
     """Nothing random is drawn in the forward, in either mode."""
     model = build(tiny(balance="none", **LOOM_PARTS))
