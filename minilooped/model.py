@@ -23,10 +23,12 @@ arXiv 2607.13491. [3] LOOM, Looping Beyond Twice, arXiv 2610.01153. In [2] the l
 """
 
 import math
-from collections.abc import Callable, Iterator
+import numbers
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +36,74 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Configuration
+# Settings and how they are checked
+
+
+def plain_number(value: Any, whole: bool) -> int | float | None:
+    """A number of any library as one of Python's, so np.int64(3) as 3. None if it is none, or not whole but should be.
+
+    True and False are no numbers here.
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value) if isinstance(value, numbers.Real) and not whole else None
+
+
+COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
+def unmet(value: Any, annotation: Any, bounds: str | None) -> str | None:
+    """What a setting must be by its annotation and is not, in words; None if all is well. See `check_settings`."""
+    kinds = get_args(annotation) or (annotation,)
+    if get_origin(annotation) is Literal:
+        return None if value in kinds else f"one of {', '.join(kinds)}"
+    if bool in kinds:
+        return None if isinstance(value, bool) else "True or False"
+    if str in kinds:
+        return None if isinstance(value, str) else "a str"
+    whole = int in kinds
+    kind, least, most = ("an int", ">= 1", "<= 9e18") if whole else ("a finite number", ">= 0", "<= 1e300")
+    number = plain_number(value, whole)
+    for bound in (*(bounds or least).split(", "), most):
+        sign, limit = bound.split()
+        if number is None or not COMPARISONS[sign](number, float(limit)):
+            return f"{kind} {bound}"
+    return None
+
+
+def check_settings(settings: Any, bounds: Mapping[str, str]) -> None:
+    """Check each field of a dataclass by its annotation, and store its numbers as Python's own.
+
+    An annotation is a Literal of strings, or bool, str, int or float, perhaps with None. bounds: what the number of a
+    field must fulfil, such as ">= 0, < 1"; without an entry an int must be >= 1 and a float >= 0. Raises a ValueError
+    that names the field, its value and what it must be.
+    """
+    for field in fields(settings):
+        value, optional = getattr(settings, field.name), type(None) in get_args(field.type)
+        if value is None and optional:
+            continue
+        if wanted := unmet(value, field.type, bounds.get(field.name)):
+            raise ValueError(f"{field.name}={value!r} must be {wanted}{', or None' if optional else ''}")
+        if (number := plain_number(value, whole=False)) is not None:
+            object.__setattr__(settings, field.name, number)  # the dataclass may be frozen
+
+
+# A visit of a block takes Python a fraction of a millisecond: at the largest depths a forward pass takes minutes.
+MAX_LAYERS = MAX_LOOPS = 100_000
+
+BOUNDS = {
+    "n_layer": f">= 1, <= {MAX_LAYERS}",
+    "n_loop": f">= 1, <= {MAX_LOOPS}",
+    "init_std": "> 0",  # 0 would switch the model off, and so would lam = 0
+    "lam": "> 0",
+    "l_ref": "> 0",
+    "loop_residual": ">= 0, < 1",
+    "n_expert": ">= 0",
+    "n_expert_shared": ">= 0",
+}
 
 
 @dataclass(frozen=True)
@@ -87,51 +156,22 @@ class LoopedConfig:
     loss_chunk: int | None = None  # tokens whose logits are there at a time; None: all. For large vocabularies
 
     def __post_init__(self):
-        def need(ok: bool, message: str):
-            if not ok:
-                raise ValueError(message)
-
-        for field in fields(self):
-            name, value, kinds = field.name, getattr(self, field.name), get_args(field.type) or (field.type,)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if get_origin(field.type) is Literal:
-                need(value in kinds, f"{name}={value!r} is not one of {', '.join(kinds)}")
-            elif value is None:
-                need(type(None) in kinds, f"{name} must be given, not None")
-            elif bool in kinds:
-                need(isinstance(value, bool), f"{name}={value!r} must be True or False")
-            elif int in kinds:
-                least = 0 if name in ("n_expert", "n_expert_shared") else 1
-                need(
-                    number and isinstance(value, int) and value >= least, f"{name}={value!r} must be an int >= {least}"
-                )
-            elif float in kinds:
-                positive = name in ("init_std", "lam", "l_ref")  # 0 would switch the model off
-                need(
-                    number and 0 <= value < math.inf and not (positive and value == 0),
-                    f"{name}={value!r} must be a finite number {'>' if positive else '>='} 0",
-                )
-        need(self.rule in tuple(RULES), f"rule={self.rule!r} is not one of {', '.join(RULES)}")
-        beta = self.loop_residual
-        need(beta is None or beta < 1, f"loop_residual={beta} must lie in [0, 1); None switches it off")
-        need(
-            self.n_embd % self.n_head == 0,
-            f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}: change one of them",
-        )
-        need(
-            self.pos != "rope" or (self.n_embd // self.n_head) % 2 == 0,
-            f"pos='rope' turns pairs, so the head width n_embd/n_head={self.n_embd // self.n_head} must be even: "
-            "change n_embd or n_head, or use pos='learned'",
-        )
-        if self.n_expert:
-            need(
-                self.top_k <= self.n_expert,
-                f"top_k={self.top_k} is more than the n_expert={self.n_expert} experts there are: lower top_k",
+        check_settings(self, BOUNDS)
+        if self.rule not in RULES:
+            raise ValueError(f"rule={self.rule!r} is not one of {', '.join(RULES)}")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}: change one of them")
+        if self.pos == "rope" and self.n_embd // self.n_head % 2:
+            raise ValueError(
+                f"pos='rope' turns pairs, so the head width n_embd/n_head={self.n_embd // self.n_head} must be even: "
+                "change n_embd or n_head, or use pos='learned'"
             )
-        else:
-            for name, off in (("n_expert_shared", 0), ("router", "shared"), ("moe_out_norm", False)):
-                value = getattr(self, name)
-                need(value == off, f"{name}={value!r} needs experts: set n_expert > 0, or leave {name} at {off!r}")
+        if 0 < self.n_expert < self.top_k:
+            raise ValueError(f"top_k={self.top_k} is more than the n_expert={self.n_expert} experts: lower top_k")
+        for name, off in (("n_expert_shared", 0), ("router", "shared"), ("moe_out_norm", False)):
+            value = getattr(self, name)
+            if value != off and not self.n_expert:
+                raise ValueError(f"{name}={value!r} needs experts: set n_expert > 0, or leave {name} at {off!r}")
 
     @property
     def n_unroll(self) -> int:
@@ -175,6 +215,26 @@ class LoopedConfig:
     def normalizes_embedding(self) -> bool:
         """Resolved `embed_norm`."""
         return self.row.embed_norm if self.embed_norm is None else self.embed_norm
+
+    def num_params(self) -> int:
+        """Parameters of the model, reckoned without making one: a looped block once, a tied matrix once."""
+        width, row = self.n_embd, self.row
+
+        def mlp(inner: int, bias: bool) -> int:
+            inner_in = inner * (2 if self.mlp == "swiglu" else 1)
+            return width * (inner_in + inner) + bias * (inner_in + width)
+
+        norm = width * (2 if self.norm == "layer" and self.bias else 1)
+        block = 4 * width * (width + self.bias) + {"none": 0, "pre": 2, "post": 2, "both": 4}[row.norm] * norm
+        block += row.learn_branch + self.moe_out_norm * width
+        if self.n_expert:
+            routers = self.n_loop if self.router == "per_loop" else 1
+            block += self.n_expert * (routers * width + mlp(self.inner, bias=False))
+        if self.n_expert_shared or not self.n_expert:
+            block += mlp(self.inner * (self.n_expert_shared or 1), self.bias)
+        positions = self.block_size if self.pos == "learned" else 0
+        tokens = self.vocab_size * (1 if self.tie_embeddings else 2)
+        return self.n_layer * block + (tokens + positions) * width + norm
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -324,17 +384,22 @@ class Attention(nn.Module):
 
     def __init__(self, config: LoopedConfig):
         super().__init__()
-        self.n_head, self.qk_norm = config.n_head, config.qk_norm
+        self.n_head, self.qk_norm, self.rotary = config.n_head, config.qk_norm, config.pos == "rope"
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # rows: queries, keys, values
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, rope: Tensor | None = None, slot: tuple[Tensor, int] | None = None) -> Tensor:
         B, T, C = x.shape
+        if self.rotary and (rope is None or rope.shape[1] != T):
+            raise ValueError(
+                f"with pos='rope' a block needs the angles of its {T} positions: give it "
+                f"rope=model.rope[:, s : s + {T}], where s is the first position, 0 without a cache"
+            )
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
         qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2, H, D), (B, T, 1, H, D)
         if self.qk_norm:
             qk = rms_norm(qk)
-        if rope is not None:
+        if self.rotary:
             qk = rotate(qk, rope)
         q, k = qk.transpose(1, 3).unbind(2)  # each (B, H, T, D)
         v = v.squeeze(2).transpose(1, 2)  # (B, H, T, D)
@@ -790,13 +855,17 @@ class LoopedGPT(nn.Module):
             router.collected.zero_()
 
     def _loop_count(self, n_loop: int | None) -> int:
+        """The loop count of a call: the config's for None, and any whole number from 1 on."""
         if n_loop is None:
             return self.config.n_loop
-        if isinstance(n_loop, bool) or not isinstance(n_loop, int) or n_loop < 1:
+        count = plain_number(n_loop, whole=True)
+        if count is None or not 1 <= count <= MAX_LOOPS:
+            bound = f"<= {MAX_LOOPS}" if count is not None and count > 1 else ">= 1"
             raise ValueError(
-                f"n_loop={n_loop!r} must be a whole number >= 1 (this model was made for n_loop={self.config.n_loop})"
+                f"n_loop={n_loop!r} must be a whole number {bound} (this model was made for "
+                f"n_loop={self.config.n_loop})"
             )
-        return n_loop
+        return int(count)
 
     def _check_tokens(self, idx: Tensor, targets: Tensor | None = None, start: int = 0):
         if idx.dim() != 2 or idx.numel() == 0:

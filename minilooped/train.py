@@ -24,7 +24,7 @@ from functools import partial
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ from .engine.resume import changes, other_circumstances, refuse_changes, refuse_
 from .engine.state import kept_random_state, load_optimizer, random_state, set_random_state
 from .engine.stopping import StopSignal
 from .files import make_folder
-from .model import LoopedConfig, LoopedGPT, OptimizerPair, evaluating
+from .model import LoopedConfig, LoopedGPT, OptimizerPair, check_settings, evaluating
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, each (B, T) int64
 Optimizer = torch.optim.Optimizer | OptimizerPair
@@ -70,6 +70,18 @@ Optimizer = torch.optim.Optimizer | OptimizerPair
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Settings
+
+
+# What the numbers must fulfil, where an int >= 1 or a float >= 0 would not do.
+BOUNDS = {
+    "lr": "> 0",
+    "min_lr_ratio": ">= 0, <= 1",
+    "beta1": ">= 0, < 1",
+    "beta2": ">= 0, < 1",
+    "seed": ">= 0",
+    "threads": ">= 1, <= 4096",
+    "peak_tflops": "> 0",
+} | dict.fromkeys(("warmup_steps", "decay_steps", "eval_every", "eval_batches", "sample_every", "save_every"), ">= 0")
 
 
 @dataclass(frozen=True)
@@ -112,31 +124,9 @@ class TrainConfig:
     n_loop_sampling: Literal["fixed", "uniform"] = "fixed"  # uniform: each step draws its loop count from 1..n_loop
 
     def __post_init__(self):
-        def need(ok: bool, name: str, rule: str):
-            if not ok:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be {rule}")
-
-        for field in fields(self):
-            value, kinds = getattr(self, field.name), get_args(field.type) or (field.type,)
-            if get_origin(field.type) is Literal:
-                need(value in kinds, field.name, f"one of {', '.join(kinds)}")
-            else:
-                fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
-                of_type = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
-                need(fits and (bool in kinds or not isinstance(value, bool)), field.name, f"of type {of_type}")
-        for name in ("max_steps", "batch_size", "grad_accum", "log_every"):
-            need(getattr(self, name) >= 1, name, ">= 1")
-        for name in ("warmup_steps", "decay_steps", "eval_every", "sample_every", "save_every", "weight_decay"):
-            need(getattr(self, name) >= 0, name, ">= 0")
-        need(self.eval_every == 0 or self.eval_batches >= 1, "eval_batches", ">= 1 (or set eval_every=0)")
-        need(self.lr > 0 and math.isfinite(self.lr), "lr", "a finite number > 0")
-        need(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "in [0, 1]")
-        need(0 <= self.beta1 < 1, "beta1", "in [0, 1)")
-        need(0 <= self.beta2 < 1, "beta2", "in [0, 1)")
-        need(self.grad_clip >= 0, "grad_clip", ">= 0")
-        need(self.threads is None or 1 <= self.threads <= 4096, "threads", "in [1, 4096], or None")
-        need(0 <= self.seed < 2**63, "seed", "in [0, 2**63)")
-        need(self.peak_tflops is None or 0 < self.peak_tflops < math.inf, "peak_tflops", "a finite number > 0, or None")
+        check_settings(self, BOUNDS)
+        if self.eval_every and not self.eval_batches:
+            raise ValueError(f"eval_batches={self.eval_batches} must be >= 1 (or set eval_every=0)")
 
 
 class Step(NamedTuple):

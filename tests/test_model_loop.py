@@ -304,6 +304,22 @@ def test_order_of_earlier_tokens_matters(variant):
     assert (model(idx)[0][:, -1] - model(swapped)[0][:, -1]).abs().amax(dim=-1).min() > 1e-4
 
 
+def test_a_rotary_block_refuses_to_run_without_its_positions():
+    """Neither without the table, nor with the whole one, nor with one position, which would be all of theirs."""
+    model = build(tiny())
+    block, h = model.blocks[0], model.embed(tokens(model.config, length=5))
+    whole, first = block(h, rope=model.rope[:, :5])[0], block(h[:, :3], rope=model.rope[:, :3])[0]
+    torch.testing.assert_close(whole[:, :3], first, rtol=1e-12, atol=1e-12)
+    for rope in (None, model.rope, model.rope[:, :1]):
+        for run in (lambda rope=rope: block(h, rope=rope), lambda rope=rope: block.attn(h, rope)):
+            with pytest.raises(
+                ValueError, match=r"angles of its 5 positions: give it rope=model.rope\[:, s : s \+ 5\]"
+            ):
+                run()
+    learned = build(tiny(pos="learned"))
+    assert learned.blocks[0](learned.embed(tokens(learned.config)))[0].isfinite().all(), "which knows no table"
+
+
 def test_case_A21_two_identical_calls_agree():
     """Nothing random is drawn in the forward, in either mode."""
     model = build(tiny(balance="none", **LOOM_PARTS))
@@ -383,108 +399,6 @@ def test_attention_in_bfloat16_is_causal_softmax_attention(length):
         logits = model(idx)[0]
     exact = Reference(model.double())
     torch.testing.assert_close(logits.double(), exact.readout(exact.loops(idx)[-1][0]), rtol=0.05, atol=0.05)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The configuration
-
-
-@pytest.mark.parametrize(
-    "changes, field",
-    [
-        (dict(n_head=3), "n_head"),
-        (dict(n_embd=6, n_head=2), "pos"),
-        (dict(rule="magic"), "rule"),
-        (dict(mlp="tanh"), "mlp"),
-        (dict(norm="batch"), "norm"),
-        (dict(pos="alibi"), "pos"),
-        (dict(n_loop=0), "n_loop"),
-        (dict(n_layer=0), "n_layer"),
-        (dict(n_layer=2.0), "n_layer"),
-        (dict(block_size=0), "block_size"),
-        (dict(vocab_size=0), "vocab_size"),
-        (dict(n_inner=0), "n_inner"),
-        (dict(init_std=0.0), "init_std"),
-        (dict(init_std=math.nan), "init_std"),
-        (dict(lam=0.0), "lam"),
-        (dict(l_ref=0), "l_ref"),
-        (dict(l_ref=-1), "l_ref"),
-        (dict(reinject_lam=-0.1), "reinject_lam"),
-        (dict(loop_residual=1.0), "loop_residual"),
-        (dict(loop_residual=-0.1), "loop_residual"),
-        (dict(loop_residual=True), "loop_residual"),
-        (dict(n_expert=-1), "n_expert"),
-        (dict(n_expert=4, top_k=5), "top_k"),
-        (dict(n_expert=4, top_k=0), "top_k"),
-        (dict(n_expert=4, gate="tanh"), "gate"),
-        (dict(n_expert=4, balance="loss"), "balance"),
-        (dict(n_expert=4, router="each"), "router"),
-        (dict(n_expert=4, router_init="zero"), "router_init"),
-        (dict(n_expert_shared=1), "n_expert_shared"),
-        (dict(router="per_loop"), "router"),
-        (dict(moe_out_norm=True), "moe_out_norm"),
-        (dict(segment=-1), "segment"),
-    ],
-    ids=lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
-)
-def test_impossible_configuration_is_refused_by_name(changes, field):
-    with pytest.raises(ValueError, match=field):
-        tiny(**changes)
-
-
-def test_configuration_cannot_be_changed_after_its_check():
-    with pytest.raises(AttributeError):
-        tiny().n_loop = 5
-
-
-@pytest.mark.parametrize(
-    "changes, width",
-    [
-        (dict(n_embd=768), 2048),
-        (dict(n_embd=768, mlp="gelu"), 3072),
-        (dict(n_embd=768, mlp="relu2"), 3072),
-        (dict(n_embd=16), 40),
-        (dict(n_embd=20), 56),
-        (dict(n_embd=20, n_expert=8, top_k=3), 16),
-        (dict(n_embd=768, n_inner=100), 100),
-        (dict(n_embd=768, n_expert=8, top_k=2), 1024),
-        (dict(n_embd=768, n_expert=8, top_k=3), 680),
-        (dict(n_embd=768, n_expert=8, top_k=2, n_expert_shared=1), 680),
-        (dict(n_embd=768, n_expert=8, top_k=2, mlp="gelu"), 1536),
-        (dict(n_embd=768, n_expert=8, top_k=2, n_inner=100), 100),
-    ],
-)
-def test_default_mlp_width(changes, width):
-    """4 C, for swiglu 8 C / 3, divided over the active experts, to the nearest multiple of 8."""
-    with torch.device("meta"):
-        model = LoopedGPT(tiny(n_layer=1, **changes))
-    shapes = {name: tuple(p.shape) for name, p in model.blocks[0].mlp.named_parameters()}
-    name = "experts.w_out" if "n_expert" in changes else "w_out.weight"
-    assert width in shapes[name][-2:]
-
-
-def test_defaults_are_those_of_gpt2_small_with_llamas_parts():
-    config = LoopedConfig()
-    assert (config.vocab_size, config.block_size, config.n_layer, config.n_loop) == (50257, 1024, 12, 1)
-    assert (config.n_head, config.n_embd, config.n_inner, config.mlp) == (12, 768, None, "swiglu")
-    assert (config.norm, config.pos, config.bias, config.tie_embeddings) == ("rms", "rope", False, True)
-    assert (config.init_std, config.rule, config.lam, config.l_ref, config.embed_norm) == (
-        0.02,
-        "factored",
-        None,
-        1,
-        None,
-    )
-    assert (config.reinject, config.reinject_lam, config.loop_residual, config.loop_end_norm) == (
-        False,
-        0.5,
-        None,
-        False,
-    )
-    assert (config.n_expert, config.n_expert_shared, config.top_k, config.gate) == (0, 0, 2, "softmax")
-    assert (config.router, config.router_init, config.balance) == ("shared", "copy", "bias")
-    assert (config.balance_coef, config.z_coef, config.moe_out_norm, config.segment) == (2e-3, 1e-3, False, None)
-    assert not config.qk_norm
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def test_any_configuration_trains_a_step_or_is_refused_by_name(values):
         return
     torch.manual_seed(0)
     model = LoopedGPT(config)
+    assert config.num_params() == model.num_params()
     idx, targets = example(config)
     model(idx, targets)[1].backward()
     check_gradients(model)

@@ -329,8 +329,8 @@ def test_torchrun_on_the_cpu_touches_no_gpu(monkeypatch):
 @pytest.mark.parametrize(
     "model, training, named",
     [
-        (dict(n_layer=10**9), {}, "n_layer=1000000000"),
-        (dict(n_loop=10**7), {}, "20000000 block visits"),
+        (dict(n_layer=10**5), {}, "n_layer=100000"),
+        (dict(n_loop=10**5, n_embd=160), {}, "200000 block visits"),
         ({}, dict(grad_accum=10**9), "grad_accum=1000000000"),
         ({}, dict(batch_size=10**10), "batch_size=10000000000"),
     ],
