@@ -72,14 +72,17 @@ Optimizer = torch.optim.Optimizer | OptimizerPair
 # Settings
 
 
-# What the numbers must fulfil, where an int >= 1 or a float >= 0 would not do.
+# What the numbers must fulfil, where an int >= 1 or a float >= 0 would not do. A float32 ends near 1e38, and OpenMP ends
+# the process when the system refuses it a thread.
 BOUNDS = {
-    "lr": "> 0",
+    "lr": "> 0, <= 1e30",
+    "weight_decay": ">= 0, <= 1e30",
+    "grad_clip": ">= 0, <= 1e30",
     "min_lr_ratio": ">= 0, <= 1",
     "beta1": ">= 0, < 1",
     "beta2": ">= 0, < 1",
     "seed": ">= 0",
-    "threads": ">= 1, <= 4096",
+    "threads": ">= 1, <= 512",
     "peak_tflops": "> 0",
 } | dict.fromkeys(("warmup_steps", "decay_steps", "eval_every", "eval_batches", "sample_every", "save_every"), ">= 0")
 
