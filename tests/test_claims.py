@@ -1,7 +1,7 @@
 """The ledger: verdicts that follow from numbers, every claim of the seconds tier measured, a record that keeps."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,10 @@ def test_verdict_without_a_measurement_says_what_is_missing():
 
 
 def test_numbers_and_bands_are_printed_as_one_reads_them():
-    assert str(Measured(-0.001, -0.004, 0.016)) == "0.00 (0.00 to 0.02)"
+    assert str(Measured(0.004, 0.5, 1)) == "0.004 (0.500 to 1.000)", "as many digits as it takes to see the sign"
+    assert str(Measured(-0.00036, -0.0006, -0.0001)) == "-0.0004 (-0.0006 to -0.0001)"
+    assert str(Measured(0.5, 0, 1)) == "0.50 (0.00 to 1.00)"
+    assert Measured(0.5, 0.02496, 1).beside(Band(0.025).edges) == "0.50000 (0.02496 to 1.00000)"
     assert [str(exactly(x)) for x in (0, 1, 0.01757, 2.22e-16, 1551.4)] == ["0", "1", "0.01757", "2.22e-16", "1551"]
     assert str(Measured(1550.6, 1414.2, 1687)) == "1551 (1414 to 1687)"
     bands = (Band(0.9, 1.1), Band(1, 1), Band(5), Band(high=5))
@@ -125,7 +128,7 @@ def test_what_is_not_there_is_not_seen():
         patch.setitem(RULES, "deeploop", RULES["deepnorm"])
         assert now("P2-a", "P2-b", "P2-c") == {"contradicted here"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claims, "LOOM", claims.replace(claims.LOOM, router_init="independent"))
+        patch.setattr(claims.loom, "LOOM", replace(claims.loom.LOOM, router_init="independent"))
         assert now("P3-routers") == {"contradicted here"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoopedGPT, "segment_losses", lambda model, idx, targets: iter([model(idx, targets)[1]]))
@@ -177,7 +180,7 @@ def test_record_keeps_the_claims_that_are_not_measured_now(tmp_path, capsys):
 def test_a_claim_that_has_changed_since_is_measured_anew(tmp_path, monkeypatch):
     claims.record(tmp_path, {"P2-d": {"slope of the remainder": exactly(-2)}}, provenance("by hand"))
     assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "holds here"
-    monkeypatch.setitem(CLAIMS, "P2-d", claims.replace(CLAIMS["P2-d"], band={"another quantity": Band(0)}))
+    monkeypatch.setitem(CLAIMS, "P2-d", replace(CLAIMS["P2-d"], band={"another quantity": Band(0)}))
     assert claims.load(tmp_path) == {}
 
 
@@ -229,8 +232,10 @@ class Told:
 def test_models_are_compared_each_at_its_best_learning_rate_in_the_mean_over_seeds(tmp_path, monkeypatch):
     path = tmp_path / "sweep.csv"
     sweep.sweep(sweep.grid(["none", "deeploop"], [2], [1, 3], [0.1, 0.2], [1, 2]), Told(), path)
-    monkeypatch.setattr(claims, "COMPARISON", path)
-    found = claims.compared_loss({"rules": (("none", 3), ("deeploop", 3)), "rounds": (("none", 3), ("none", 1))})
+    monkeypatch.setattr(claims.deeploop, "COMPARISON", path)
+    found = claims.deeploop.compared_loss(
+        {"rules": (("none", 3), ("deeploop", 3)), "rounds": (("none", 3), ("none", 1))}
+    )
     half = student(2) * 0.005  # the standard error of 0.01 and 0.02
     assert found["rules"] == pytest.approx((0.015, 0.015 - half, 0.015 + half))
     assert found["rounds"] == pytest.approx((2, 2, 2))

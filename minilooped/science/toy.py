@@ -173,7 +173,7 @@ class Exponent:
         return f"{slope} ({low} to {high})"
 
 
-def fit_exponent(depths: Sequence[int], values: Tensor) -> Exponent:
+def fit_exponent(depths: Sequence[float], values: Tensor) -> Exponent:
     """The exponent p of values ~ depth^p. values (S, K), positive, for K depths.
 
     Least squares of log value on log depth, for each seed alone. The slope is the mean over seeds, `low` and

@@ -1,0 +1,139 @@
+"""What a claim is, how a verdict follows from a measurement and a band, and what measurements are made of."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from ...model import LoopedConfig
+from .. import toy
+from ..stats import interval
+
+Tier = Literal["seconds", "minutes", "gpu"]
+Verdict = Literal["holds here", "not visible at this scale", "contradicted here", "not yet measured", "needs a GPU"]
+
+
+class Measured(NamedTuple):
+    """A number and the interval that its uncertainty spans; a number without any is its own interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return self.beside(())
+
+    def beside(self, edges: Iterable[float]) -> str:
+        """As text, with as many digits as it takes to see on which side of 0 and of each edge the interval ends lie."""
+        if self.low == self.high:
+            return f"{self.value:.0f}" if 1000 <= abs(self.value) < 1e6 else f"{self.value:.4g}"
+        marks = [0.0, *(edge for edge in edges if math.isfinite(edge))]
+        digits = 2 if abs(self.value) < 100 else 0
+        while digits < 8 and any(round(x, digits) == round(m, digits) for x in self for m in marks if x != m):
+            digits += 1
+        value, low, high = (f"{round(x, digits) + 0.0:.{digits}f}" for x in self)  # no "-0.00"
+        return f"{value} ({low} to {high})"
+
+
+class Band(NamedTuple):
+    """Where a quantity has to lie for its claim to hold, and, if it can, where it lies if there is no effect to see."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    null: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"exactly {self.low:g}"
+        if self.low == -math.inf:
+            return f"at most {self.high:g}"
+        return f"at least {self.low:g}" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """All numbers at which the verdict changes."""
+        return self.low, self.high, *(self.null or ())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, in our words, and how it is tested here."""
+
+    id: str  # the paper, then a letter or a name; "-model": the statement of the same letter on a real model
+    statement: str
+    source: str  # section, theorem, figure or table of the paper
+    published: str  # the value that the paper gives
+    tier: Tier  # what the measurement takes: seconds or minutes of one CPU thread, or a GPU
+    scale: str = ""  # what it is measured on here
+    band: Mapping[str, Band] = field(default_factory=dict)  # for each quantity by its name; fix it before you measure
+    measure: Callable[[], Mapping[str, Measured]] | None = None  # returns a value for each of them; None: not yet
+    note: str = ""  # what the reader should know about the difference between there and here
+
+
+def verdict(claim: Claim, measured: Mapping[str, Measured] | None) -> Verdict:
+    """What the measurement says about the claim: the worst of its quantities decides.
+
+    A quantity whose whole interval lies in its band holds. One that lies outside contradicts, unless it overlaps the
+    band's `null`, where it would be without any effect. One that straddles the edge is too uncertain to say.
+    """
+    if measured is None:
+        return "needs a GPU" if claim.tier == "gpu" else "not yet measured"
+    found = set()
+    for name, band in claim.band.items():
+        _, low, high = measured[name]
+        if band.low <= low and high <= band.high:
+            found.add("holds here")
+        elif low <= band.high and band.low <= high or band.null and low <= band.null[1] and band.null[0] <= high:
+            found.add("not visible at this scale")
+        else:
+            found.add("contradicted here")  # NaN too
+    return next(v for v in ("contradicted here", "not visible at this scale", "holds here") if v in found)
+
+
+def exactly(value: float | Tensor) -> Measured:
+    """A number without uncertainty."""
+    return Measured(float(value), float(value), float(value))
+
+
+def recorded_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs in a file that `provenance.record` wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))["runs"]
+
+
+def over_seeds(values: Tensor) -> Measured:
+    """Mean of the values (S,) and its 95 % interval by Student's t: `stats.interval`."""
+    mean, half = interval(values)
+    return Measured(mean, mean - half, mean + half)
+
+
+def slope(x: Sequence[float], values: Tensor) -> Measured:
+    """Exponent of values (S, K) as a power of the K numbers x, and its 95 % interval over seeds: `toy.fit_exponent`."""
+    fit = toy.fit_exponent(x, values)
+    return Measured(fit.slope, fit.low, fit.high)
+
+
+DEPTHS = (8, 16, 32, 64)
+FLAT, ROOT, LINEAR = Band(-0.1, 0.1), Band(0.4, 0.6, null=(-0.1, 0.1)), Band(0.9, 1.1, null=(-0.1, 0.1))
+SMALL = LoopedConfig(vocab_size=64, block_size=32, n_layer=1, n_head=4, n_embd=64, init_std=1 / 8, embed_norm=True)
+MODEL = replace(SMALL, block_size=64, n_embd=128, init_std=128**-0.5)
+
+
+def shaped(rule: str, n_layer: int, n_loop: int, base: LoopedConfig = MODEL) -> LoopedConfig:
+    return replace(base, rule=rule, n_layer=n_layer, n_loop=n_loop)
+
+
+EXACT, ONE, NOTHING = Band(0, 1e-12), Band(1, 1), Band(0, 0)
+SMALL_MODEL = "untrained model, d = 64, 8 seeds"
+
+
+CLAIMS: dict[str, Claim] = {}  # by id, in the order of the page
+
+
+def claim(*fields: Any, **more: Any) -> None:
+    """Enter a `Claim` with these fields into the ledger. It stands below the function that measures it."""
+    entered = Claim(*fields, **more)
+    CLAIMS[entered.id] = entered
