@@ -72,7 +72,7 @@ Optimizer = torch.optim.Optimizer | OptimizerPair
 # Settings
 
 
-# What the numbers must fulfil, where an int >= 1 or a float >= 0 would not do. A float32 ends near 1e38, and OpenMP ends
+# What the numbers must fulfil, where an int >= 1 or a float >= 0 would not do. A float32 ends near 1e38. OpenMP ends
 # the process when the system refuses it a thread.
 BOUNDS = {
     "lr": "> 0, <= 1e30",

@@ -63,7 +63,7 @@ def test_numbers_and_bands_are_printed_as_one_reads_them():
     assert str(Measured(0.004, 0.5, 1)) == "0.004 (0.500 to 1.000)", "as many digits as it takes to see the sign"
     assert str(Measured(-0.00036, -0.0006, -0.0001)) == "-0.0004 (-0.0006 to -0.0001)"
     assert str(Measured(0.5, 0, 1)) == "0.50 (0.00 to 1.00)"
-    assert Measured(0.5, 0.02496, 1).beside(Band(0.025).edges) == "0.50000 (0.02496 to 1.00000)"
+    assert Measured(0.5, 0.0251, 1).beside(Band(0.025).edges) == "0.5000 (0.0251 to 1.0000)"
     assert [str(exactly(x)) for x in (0, 1, 0.01757, 2.22e-16, 1551.4)] == ["0", "1", "0.01757", "2.22e-16", "1551"]
     assert str(Measured(1550.6, 1414.2, 1687)) == "1551 (1414 to 1687)"
     bands = (Band(0.9, 1.1), Band(1, 1), Band(5), Band(high=5))

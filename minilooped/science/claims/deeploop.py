@@ -78,6 +78,7 @@ claim(
     note="β/α is no share of the stream: two matrices in a row are scaled, so the branch itself is β²/α. The "
     "spreads' band was 1e-9 at first: the weights are drawn in float32, whose rounding is larger.",
 )
+
 claim(
     "P2-c",
     "For visits that all line up, the bound on one step's change grows with the rounds R under DeepNorm "
@@ -150,6 +151,7 @@ claim(
     },
     partial(exponent_rule, False),
 )
+
 claim(
     "P2-f",
     "The rule is about steps as large as the gradient: under a sign-like step, as Adam's, tied and untied "
@@ -203,6 +205,7 @@ claim(
     alignment,
     note="Before training a DeepLoop branch is nearly silent, so that all its visits see the same stream.",
 )
+
 # A comparison recorded by `python benchmarks/deeploop.py` under a protocol written before it.
 COMPARISON = RESULTS / "deeploop.csv"
 COMPARED = (
@@ -236,6 +239,7 @@ claim(
     partial(compared_loss, {"DeepLoop less pre-norm at R = 1, nats": (("deeploop", 1), ("none", 1))}),
     note="The band is wider than the published difference by an order: two short runs cannot see a thousandth.",
 )
+
 claim(
     "P2-i",
     "With reuse, DeepLoop ends at a lower loss than the looped pre-norm model.",
@@ -249,6 +253,7 @@ claim(
     ),
     note="The baseline is an unscaled pre-norm loop, not a looped DeepNorm.",
 )
+
 claim(
     "P2-j",
     "More rounds lower the loss, with DeepLoop and without.",
@@ -270,6 +275,7 @@ claim(
     note="Where it lies without an effect was written down after the result of two of the three seeds, which "
     "happened to agree that the pre-norm model is 0.002 nats worse at R = 8.",
 )
+
 claim(
     "P2-k",
     "The gain carries over to downstream tasks.",
@@ -277,6 +283,7 @@ claim(
     "medium, no examples, R = 7: 52.95 against 53.88; not in every cell",
     "gpu",
 )
+
 claim(
     "P2-l",
     "On ARC-AGI-1 a hierarchical reasoning model gains.",
@@ -284,6 +291,7 @@ claim(
     "31.50 against 35.50 with one vote, 50.75 against 51.50 with 1,000",
     "gpu",
 )
+
 claim(
     "P2-m",
     "The larger the exponent, the more seeds train.",

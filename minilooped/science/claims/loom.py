@@ -49,6 +49,7 @@ claim(
     {"γ at M = 10, H = 9": Band(0.017565, 0.017575), "relative difference from λ/(N√L)": EXACT},
     gamma,
 )
+
 # The naive loop: experts whose output is normed, nothing scaled. 10 blocks, as LOOM's smaller setting.
 NAIVE = replace(
     SMALL, rule="none", n_layer=10, n_expert=8, top_k=2, mlp="gelu", n_inner=64, gate="sigmoid", moe_out_norm=True
@@ -109,6 +110,7 @@ claim(
     looping_residual,
     note="So β = 0 does not switch it off, it doubles the update.",
 )
+
 # A few numbers small enough to see, with every part of LOOM.
 LOOM = ablation.assembled(ablation.PARTS, replace(NAIVE, n_layer=2, n_loop=9, tie_embeddings=False))
 
@@ -262,6 +264,7 @@ claim(
     blow_up_past_1000,
     note="A small model before training, a large one in it: the law can be the same, the value cannot.",
 )
+
 # The ablation of chapter 8, recorded by `python benchmarks/loom.py` under a protocol written before it.
 ABLATION = RESULTS / "loom.json"
 ABLATED = "recorded runs (chapter 8): 2 blocks in 6 loops, d = 64, 120 steps on the embedded text, 3 seeds; "
@@ -285,6 +288,7 @@ claim(
     note="Gradients are clipped at 1, as published too. The null was 0 to 0.2 before the runs; it was widened "
     "after them, since a quarter of a nat at the worst learning rate of any is no such spike.",
 )
+
 # Runs of minutes, recorded by `python benchmarks/expert_choice.py` under a protocol written before them.
 CHOICES = RESULTS / "expert_choice.json"
 CHOSEN = (
@@ -519,6 +523,7 @@ claim(
     segment_time,
     note="Nothing in the method explains it: every loop still runs forwards and backwards once.",
 )
+
 # Of chapter 9, by the script of the same name in benchmarks/.
 SEGMENTS, SEGMENT_MEMORY, LOOM_LOOPS = (
     RESULTS / f"{name}.json" for name in ("segments", "segment_memory", "loom_loops")
@@ -640,9 +645,11 @@ claim(
     naive_trained,
     note="The learning rate is the preset's in both, tuned for neither. The naive loop ends a little lower.",
 )
+
 claim(
     "P3-g", "The recipe holds at 12 loops.", "350M parameters, second-hand", "perplexity 14.86, accuracy 41.4 %", "gpu"
 )
+
 claim(
     "P3-h",
     "At equal compute a looped model wins, best with 4 or 5 loops.",
@@ -650,6 +657,7 @@ claim(
     "perplexity 18.36 to 16.54, accuracy 38.84 to 39.53 %",
     "gpu",
 )
+
 claim(
     "P3-i",
     "At 1.7B parameters and 60B tokens 9 loops beat 1, and 12 are no better than 9.",
@@ -657,6 +665,7 @@ claim(
     "perplexity 9.62, 7.77, 7.84 at H = 1, 9, 12",
     "gpu",
 )
+
 claim(
     "P3-j",
     "A token meets many more experts over the loops than one loop shows it.",

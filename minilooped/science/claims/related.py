@@ -51,6 +51,7 @@ claim(
     {f"difference, {pair}": NOTHING for pair in ("factored and depth_mup", "sqrt and none", "inverse and none")},
     rule_identities,
 )
+
 # Chapter 11. Recorded by how_many_loops.py, p_hop.py and p_hop_long.py in benchmarks/.
 LOOPS, HOPS, LONGER_HOPS = (RESULTS / f"{name}.json" for name in ("how_many_loops", "p_hop", "p_hop_long"))
 

@@ -51,6 +51,7 @@ claim(
     {"largest relative error": EXACT},
     identity,
 )
+
 # The alpha of eps = N^-alpha, by what is measured with it.
 EPS = {"slope in N, ε = 1": 0.0, "slope in N, ε = 1/√N": 0.5, "slope in N, ε = 1/N": 1.0}
 
@@ -78,6 +79,7 @@ claim(
     theorem1,
     note="The bounds are wide: a factor of about 50 apart.",
 )
+
 TOY = "toy: one normalised ReLU branch, d = 256, 8 seeds, 8 to 64 visits"
 
 
@@ -99,6 +101,7 @@ claim(
     partial(toy_growth, False, {"slope in L, ε = 1": 0.0, "slope in L, ε = 1/√L": 0.5}),
     note="A normalised branch: the raw one grows exponentially, see P1-untied.",
 )
+
 claim(
     "P1-b",
     "Loops of one layer walk a line: the stream grows like N, still like √N with 1/√N, not with 1/N.",
@@ -130,13 +133,14 @@ claim(
     {"slope in N, tied": Band(1.9, 2.1, null=(0.85, 1.15)), "slope in N, untied": Band(0.85, 1.15)},
     sum_law,
 )
+
 PAIRS = ~torch.eye(64, dtype=torch.bool)  # of 64 increments
 
 
 def toy_cosines() -> dict[str, Measured]:
     """Cosines between the 64 increments of an unscaled run."""
-    (tied,), (untied,) = (toy.growth((64,), 0.0, tied=tied) for tied in (True, False))
-    tied, untied = toy.cosines(tied)[:, PAIRS], toy.cosines(untied)[:, PAIRS]  # (S, pairs) each
+    runs = [toy.growth((64,), 0.0, tied=tied)[0] for tied in (True, False)]
+    tied, untied = (toy.cosines(run)[:, PAIRS] for run in runs)  # (S, pairs) each
     return {
         "tied: smallest": exactly(tied.min()),
         "tied: mean": over_seeds(tied.mean(1)),
@@ -216,6 +220,7 @@ claim(
     theorem2,
     note="An upper bound, sharp only where the step acts coherently; it does not say where an optimum moves.",
 )
+
 # Of one step's change, whose bound has an exponential in it besides the power.
 STEEPER = dict(zip(EPS, (Band(0.8, 1.3, null=(-0.1, 0.1)), Band(0.35, 0.7, null=(-0.1, 0.1)), FLAT), strict=True))
 
@@ -264,6 +269,7 @@ claim(
     },
     theorem3,
 )
+
 LAYERS = 4  # of the stack that is looped
 # Wider than the toy's: attention, many tokens, and ten steps of training are in between.
 MODEL_FLAT = Band(-0.15, 0.15)
@@ -298,6 +304,7 @@ claim(
     untied_model_growth,
     note="By two standard errors the claim held; by Student's t the first interval leaves its band.",
 )
+
 RULE_OF_EPS = dict(zip(EPS, ("none", "sqrt", "inverse"), strict=True))
 
 
@@ -399,6 +406,7 @@ claim(
     partial(model_output_change, LAYERS, MODEL),
     note="See P1-e-small: how close the exponents come depends on the size.",
 )
+
 claim(
     "P1-e-small",
     "The same in a smaller transformer: the change grows like N, like √N with 1/√N, hardly with 1/N.",
@@ -439,6 +447,7 @@ claim(
     learning_rate_factor,
     note="An upper bound, so that any growth up to √L agrees with it. A first band, from 0.35 on, overlooked that.",
 )
+
 # A sweep of an hour, recorded by `python benchmarks/lr_transfer.py language_model` under a protocol written before it.
 SWEEP = RESULTS / "lr_transfer.csv"
 SWEPT = "recorded sweep (chapter 5): d = 64, 150 steps on the embedded text, {} learning rates, 3 seeds; {}"
@@ -499,6 +508,7 @@ claim(
     ),
     note="The intervals reach from the least to the most of the seeds. Half an octave is half a step of the grid.",
 )
+
 # The same for one block and R_0 = 1, by `python benchmarks/lr_transfer.py many_loops`.
 SWEEP_MANY = RESULTS / "lr_transfer_many.csv"
 SWEPT_MANY = SWEPT.format(5, "L = 1, R_0 = 1")
@@ -525,6 +535,7 @@ claim(
     ),
     note="Under every rule most of it lies between one loop and eight: see P1-g-deep.",
 )
+
 claim(
     "P1-g-deep",
     "With 1/N the best learning rate is nearly the same for 8 loops and for 32; unscaled it moves.",
@@ -547,6 +558,7 @@ claim(
     note="The range of loops was chosen after a look at the sweep. With 1/√N the best learning rate moves by -0.5 "
     "octaves (-0.6 to 0.3), which decides nothing.",
 )
+
 claim(
     "P1-h",
     "With 1/√(L/L_ref) on the learning rate one base value serves every L and N.",
@@ -559,6 +571,7 @@ claim(
     note="At this scale the factor, an octave, is too much: with it the best base rate moves up by half an octave, "
     "without it down by 0.4.",
 )
+
 claim(
     "P1-i",
     "Trained, the increments of early and middle loops still point the same way; the last does not.",
@@ -566,6 +579,7 @@ claim(
     "cosines mostly 0.3 to 0.6, the last near 0 or negative",
     "gpu",
 )
+
 claim(
     "P1-j",
     "After training the final norm is about equal for all N.",
