@@ -81,11 +81,11 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import islice, product
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,7 +93,7 @@ import torch
 import tyro
 
 from minilooped.data import digest, load_corpus
-from minilooped.engine.machine import attention_kernel, peak_tflops, pick_device, pick_dtype
+from minilooped.engine.machine import attention_kernel, peak_tflops, pick_device, pick_dtype, pick_machine
 from minilooped.engine.memory import fitting_memory
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import LOOM_PARTS, PRESETS
@@ -108,7 +108,7 @@ from minilooped.train import (
     fit_micro_batch,
     micro_batches_of_peak,
     rehearse,
-    train_step,
+    training_steps,
 )
 
 Name = Literal["lr", "loom", "routers", "deeploop", "moe", "compute", "eager", "compiled", "memory"]
@@ -381,9 +381,8 @@ class Bench:
 
     def __init__(self, config: LoopedConfig, train: TrainConfig):
         self.config, self.train = config, train
-        self.device, _ = pick_device(train.device)
-        dtype, _ = pick_dtype(self.device, train.dtype)
-        self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+        machine = pick_machine(train.device, train.dtype)
+        self.device, self.autocast = machine.device, machine.autocast
         with self.device:  # made there: a CPU draws 300 million weights in seconds
             self.model = LoopedGPT(config)
         self.optimizer = self.model.configure_optimizer(train.lr, train.weight_decay, optimizer=train.optimizer)
@@ -399,21 +398,18 @@ class Bench:
         batches = [self.batch(batch_size)] * micro_batches_of_peak(self.config, grad_accum)
         rehearse(self.next_loss, batches, self.autocast, 8 * self.model.num_params())
 
-    def seconds_of_a_step(self) -> float:
+    def seconds_of_a_step(self) -> Iterator[float]:
+        """Seconds of one training step after the other, without end."""
         batches = [self.batch(self.train.batch_size) for _ in range(self.train.grad_accum)]
+        endless = replace(self.train, max_steps=10**9)
+        steps = training_steps(self.model, self.optimizer, cycle(batches), endless, autocast=self.autocast)
         synchronize = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
-        synchronize()
-        began = time.perf_counter()
-        train_step(
-            self.next_loss,
-            self.optimizer,
-            batches,
-            autocast=self.autocast,
-            grad_clip=self.train.grad_clip,
-            step_per_segment=len(self.config.segments()) > 1,
-        )
-        synchronize()
-        return time.perf_counter() - began
+        while True:
+            synchronize()
+            began = time.perf_counter()
+            next(steps)
+            synchronize()
+            yield time.perf_counter() - began
 
 
 def speed(config: LoopedConfig, train: TrainConfig, backend: str | None) -> dict[str, Any]:
@@ -429,7 +425,7 @@ def speed(config: LoopedConfig, train: TrainConfig, backend: str | None) -> dict
             block.compile(backend=backend)
     try:
         with fitting_memory():
-            first, _, *steady = [bench.seconds_of_a_step() for _ in range(2 + REPEATS)]
+            first, _, *steady = islice(bench.seconds_of_a_step(), 2 + REPEATS)
     except Exception as error:
         if backend is None or isinstance(error, MemoryError):
             raise
@@ -452,7 +448,7 @@ def speed(config: LoopedConfig, train: TrainConfig, backend: str | None) -> dict
 def peak_memory(config: LoopedConfig, train: TrainConfig) -> dict[str, Any]:
     """What `attempt` sees as the peak of two training steps and an evaluation; and the seconds of the second step."""
     bench = Bench(config, train)
-    step_seconds = [bench.seconds_of_a_step() for _ in range(2)][1]
+    _, step_seconds = islice(bench.seconds_of_a_step(), 2)
     bench.model.eval()
     with torch.no_grad():
         bench.model(*bench.batch(train.batch_size), return_logits=False)

@@ -150,12 +150,18 @@ class Step(NamedTuple):
 
 
 def build(
-    model_config: LoopedConfig, config: TrainConfig, device: torch.device | str = "cpu"
+    model_config: LoopedConfig,
+    config: TrainConfig,
+    device: torch.device | str = "cpu",
+    kind: Callable[[LoopedConfig], LoopedGPT] = LoopedGPT,
 ) -> tuple[LoopedGPT, Optimizer]:
-    """A fresh model on the device, and its optimizer. The weights depend on `config.seed` alone."""
+    """A fresh model on the device, and its optimizer. The weights depend on `config.seed` alone.
+
+    kind: makes the model, where it is to be of another class.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # the CPU's, where the weights are drawn
-        model = LoopedGPT(model_config)
+        model = kind(model_config)
     model.to(device)
     betas = (float(config.beta1), float(config.beta2))
     return model, model.configure_optimizer(config.lr, config.weight_decay, betas=betas, optimizer=config.optimizer)
@@ -298,8 +304,8 @@ class NextLoss(nn.Module):
         # The buffers (rotary table, router biases) are equal in all processes by construction. Since torch 2.13 the
         # option that leaves them alone has a new name, and the old one warns.
         known = signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        return DistributedDataParallel(self, find_unused_parameters=unused, **{buffers: False})
+        buffers: dict[str, Any] = {known_as: False for known_as in ("forward_sync_buffers",) if known_as in known}
+        return DistributedDataParallel(self, find_unused_parameters=unused, **(buffers or {"broadcast_buffers": False}))
 
 
 def raw_model(next_loss: nn.Module) -> LoopedGPT:

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_runs import DENSE, LOOM, TEXT, fingerprint, prepared, settings
+from tqdm.auto import tqdm
 
 from minilooped import train as trainer
 from minilooped.engine.checkpoint import checkpoints, load_model, read_config
@@ -201,6 +203,16 @@ def test_a_run_goes_on_without_its_streams(tmp_path, monkeypatch, error):
     monkeypatch.setattr(sys, "stderr", Stream(error))
     result = train(DENSE, settings(tmp_path, max_steps=4, eval_every=2, sample_every=2))
     assert result.step == 4 and math.isfinite(result.val_loss) and (result.run / "result.json").is_file()
+    free = []
+
+    def take() -> None:
+        with tqdm.get_lock():
+            free.append(True)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert free, "the bar has left its lock locked, and the next bar of another thread would wait for ever"
 
 
 def test_a_stream_that_lacks_a_character_shows_another(tmp_path, monkeypatch):

@@ -289,3 +289,39 @@ def test_the_best_learning_rate_moves_without_scaling_and_not_with_it(weight_dec
     losses = sweep(grid(["none", "inverse"], [1], [1, 8], lrs, [1, 2]), task)
     assert shift(losses, "none", (1, 1), (1, 8)).octaves < -0.5
     assert abs(shift(losses, "inverse", (1, 1), (1, 8)).octaves) < 0.5
+
+
+# -- files that are odd, and two at work ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content, named",
+    [
+        (b"\x80abc", "is not a sweep .*first line"),
+        (b"", "is not a sweep .*first line"),
+        (b"# 3\nrule,n_layer,n_loop,lr,seed,loss\n", "is not a sweep .*it is no object"),
+        (b"# {}\nrule,n_layer,n_loop,lr,seed,loss\nnone,1,1,0.1,1\n", "line 3 is no trial"),
+        (b"# {}\nrule,n_layer,n_loop,lr,seed,loss\nnone,1,x,0.1,1,2.5\n", "line 3 is no trial"),
+    ],
+)
+def test_a_file_that_is_no_sweep_is_named_with_its_line_and_left_alone(tmp_path, content, named):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path}.*{named}|{named}") as refusal:
+        sweep([Trial("none", 1, 1, 0.1, 1)], Regression(), path)
+    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value) and path.read_bytes() == content
+
+
+def test_two_sweeps_into_one_file_are_refused(tmp_path):
+    path = tmp_path / "mine.csv"
+
+    @dataclass(frozen=True)
+    class Second:
+        """A task in which somebody else begins with the same file."""
+
+        def __call__(self, trial: Trial) -> float:
+            with pytest.raises(ValueError, match="another process adds to .*mine.csv: wait for it"):
+                sweep([trial], Second(), path)
+            return 1.0
+
+    assert list(sweep([Trial("none", 1, 1, 0.1, 1)], Second(), path).values()) == [1.0]

@@ -14,23 +14,25 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from ..data import BatchStream, Corpus, eval_windows, load_corpus
-from ..engine.machine import pick_device, pick_dtype
+from ..engine.machine import pick_machine
 from ..files import make_folder, write_atomically, writing
 from ..model import LoopedConfig, LoopedGPT, Row, rms_norm
-from ..train import NextLoss, TrainConfig, evaluate, learning_rate, loops_of_step, train_step
+from ..train import Batch, TrainConfig, build, evaluate, training_steps
 from .provenance import differences, provenance
 
 
@@ -52,7 +54,7 @@ def grid(
     rules: Iterable[str], n_layers: Iterable[int], n_loops: Iterable[int], lrs: Iterable[float], seeds: Iterable[int]
 ) -> list[Trial]:
     """Every combination. Seed by seed, so that a sweep cut short is still a grid."""
-    return [Trial(*rest, seed) for seed, *rest in product(seeds, rules, n_layers, n_loops, lrs)]
+    return [Trial(*rest, seed) for seed in seeds for rest in product(rules, n_layers, n_loops, lrs)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -60,35 +62,21 @@ def grid(
 
 
 def bare_training(
-    model_config: LoopedConfig, config: TrainConfig, batches: Iterator[tuple[Tensor, Tensor]]
+    model_config: LoopedConfig,
+    config: TrainConfig,
+    batches: Iterator[Batch],
+    kind: Callable[[LoopedConfig], LoopedGPT] = LoopedGPT,
 ) -> Iterator[tuple[LoopedGPT, float]]:
     """A fresh model and its training loss after each step, as `train.train` makes them, and no file, log or sample.
 
-    batches: micro-batches (x, y), (B, T) each, without end. It is one model all along: look at it before the next step.
-    Raises FloatingPointError when loss or gradient stops being finite.
+    batches: micro-batches (x, y), (B, T) each, without end. kind: makes the model, where it is to be of another class.
+    It is one model all along: look at it before the next step. Raises FloatingPointError when a loss or a gradient
+    stops being finite.
     """
-    device, _ = pick_device(config.device)
-    dtype, _ = pick_dtype(device, config.dtype)
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        model = LoopedGPT(model_config).to(device)
-    optimizer = model.configure_optimizer(
-        config.lr, config.weight_decay, betas=(config.beta1, config.beta2), optimizer=config.optimizer
-    )
-    do_step = partial(
-        train_step,
-        NextLoss(model),
-        optimizer,
-        grad_clip=config.grad_clip,
-        autocast=partial(torch.autocast, device.type, dtype=dtype, enabled=dtype != torch.float32),
-        step_per_segment=len(model_config.segments()) > 1 and config.step_per_segment is not False,
-    )
-    for step in range(config.max_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config) * group["lr_scale"]
-        micro_batches = [next(batches) for _ in range(config.grad_accum)]
-        loss, _, _ = do_step(micro_batches, n_loop=loops_of_step(step, model_config.n_loop, config))
-        yield model, loss
+    machine = pick_machine(config.device, config.dtype)
+    model, optimizer = build(model_config, config, machine.device, kind)
+    for step in training_steps(model, optimizer, batches, config, autocast=machine.autocast):
+        yield step.model, step.loss
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -116,13 +104,16 @@ class LanguageModel:
         """Validation windows (x, y), each (B, T), the same for every trial."""
         return list(eval_windows(self.corpus.val, self.model.block_size, self.train.batch_size))[:: self.eval_every_nth]
 
-    def training(self, trial: Trial) -> Iterator[tuple[LoopedGPT, float]]:
-        """`bare_training` of what the trial makes of this task."""
-        shape = dict(rule=trial.rule, n_layer=trial.n_layer, n_loop=trial.n_loop)
-        config = replace(self.model, **shape, vocab_size=self.corpus.tokenizer.vocab_size)
+    def training(
+        self, trial: Trial, kind: Callable[[LoopedConfig], LoopedGPT] = LoopedGPT
+    ) -> Iterator[tuple[LoopedGPT, float]]:
+        """`bare_training` of what the trial makes of this task. kind: makes the model."""
+        vocab_size = self.corpus.tokenizer.vocab_size
+        shape = replace(self.model, rule=trial.rule, n_layer=trial.n_layer, n_loop=trial.n_loop)
+        config = replace(shape, vocab_size=vocab_size)
         train = replace(self.train, lr=trial.lr, seed=trial.seed)
         stream = BatchStream(self.corpus.train, train.batch_size, config.block_size, seed=train.seed)
-        return bare_training(config, train, stream)
+        return bare_training(config, train, stream, kind)
 
     def __call__(self, trial: Trial) -> float:
         try:
@@ -163,10 +154,11 @@ class Regression:
         blocks = [(randn(d, 4 * d) * d**-0.5, randn(4 * d, d) * (4 * d) ** -0.5) for _ in range(trial.n_layer)]
         weights, read = [W.requires_grad_() for block in blocks for W in block], torch.zeros(d, 1, requires_grad=True)
         hidden = dict(params=weights, lr=trial.lr * row.lr_factor, eps=1e-8 * row.eps_factor)
-        optimizer = torch.optim.AdamW([hidden, dict(params=[read])], lr=trial.lr, weight_decay=self.weight_decay)
+        groups: list[dict[str, Any]] = [hidden, dict(params=[read])]
+        optimizer = torch.optim.AdamW(groups, lr=trial.lr, weight_decay=self.weight_decay)
         fade = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - self.decay * step / self.steps)
 
-        last = []
+        last: list[float] = []
         for _ in range(self.steps):
             h = h0
             for W1, W2 in blocks * trial.n_loop:
@@ -194,21 +186,14 @@ def sweep(
     killed goes on, one that is extended runs what is new. Raises ValueError for a file of another task, or of other
     settings of this one, and leaves it as it was. made_by: the command, for the file's provenance.
     """
-    head = dict(task=type(task).__name__, settings=asdict(task)) if path is not None else {}
-    done: dict[Trial, float] = {}
-    if path is not None and (path := Path(path)).exists():
-        stored, done = load(path)
-        if differing := differences(stored, json.loads(json.dumps(head))):
-            raise ValueError(f"{path} holds a sweep with other settings ({differing}): give another file")
-        head = stored
-    elif path is not None:
-        head |= provenance(made_by)
-    if path is not None:  # anew, without the line that a kill may have cut
-        make_folder(path.parent)
-        _write(path, head, done)
-    for trial in tqdm([trial for trial in dict.fromkeys(trials) if trial not in done], unit="run"):
-        done[trial] = task(trial)
-        if path is not None:
+    if path is None:
+        return {trial: task(trial) for trial in tqdm(dict.fromkeys(trials), unit="run")}
+    path = Path(path)
+    make_folder(path.parent)
+    with only_user(path):
+        head, done = _opened(path, task, made_by)
+        for trial in tqdm([trial for trial in dict.fromkeys(trials) if trial not in done], unit="run"):
+            done[trial] = task(trial)
             with (
                 writing(path, "the results before this one are there, and the same command goes on"),
                 open(path, "a", encoding="utf-8", newline="") as file,
@@ -217,22 +202,66 @@ def sweep(
     return {trial: done[trial] for trial in trials}
 
 
+@contextmanager
+def only_user(path: Path) -> Iterator[None]:
+    """``ValueError`` if another process adds to this file: each would do all the work, and both would write it."""
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    with suppress(OSError, NotImplementedError):  # some network drives have no locks
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise ValueError(f"another process adds to {path}: wait for it, or give another file") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _opened(path: Path, task: Callable[[Trial], float], made_by: str) -> tuple[dict[str, Any], dict[Trial, float]]:
+    """Head and losses of the file, which is then there, without the line that a kill may have cut."""
+    head = json.loads(json.dumps({"task": type(task).__name__, "settings": asdict(cast(Any, task))}))
+    done: dict[Trial, float] = {}
+    if path.exists():
+        stored, done = load(path)
+        if differing := differences(stored, head):
+            raise ValueError(f"{path} holds a sweep with other settings ({differing}): give another file")
+        head = stored
+    else:
+        head |= provenance(made_by)
+    _write(path, head, done)
+    return head, done
+
+
 COLUMNS = [*(field.name for field in fields(Trial)), "loss"]
 
 
 def load(path: str | Path) -> tuple[dict[str, Any], dict[Trial, float]]:
-    """The provenance and the losses in a file that `sweep` wrote; a line that a kill cut short is left out."""
-    with open(path, encoding="utf-8", newline="") as file:
-        head, *lines = file.read().splitlines(keepends=True) or [""]
+    """The provenance and the losses in a file that `sweep` wrote; a line that a kill cut short is left out.
+
+    Raises ValueError, with the line, for a file that is no sweep.
+    """
     try:
+        with open(path, encoding="utf-8", newline="") as file:
+            head, *lines = file.read().splitlines(keepends=True) or [""]
         about = json.loads(head.removeprefix("#"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not a sweep: its first line must be # and the provenance as JSON") from error
+        if not isinstance(about, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:  # of JSON and of UTF-8, too
+        raise ValueError(
+            f"{path} is not a sweep ({error}): its first line must be # and the provenance as JSON. Give another file"
+        ) from error
     whole = [line for line in lines if line.endswith("\n")]
-    kinds = [field.type for field in fields(Trial)]
     losses = {}
-    for *values, loss in list(csv.reader(whole))[1:]:
-        losses[Trial(*(kind(value) for kind, value in zip(kinds, values, strict=True)))] = float(loss)
+    for number, row in enumerate(csv.reader(whole), start=2):
+        if number == 2:  # the names of the columns
+            continue
+        try:
+            rule, n_layer, n_loop, lr, seed, loss = row
+            losses[Trial(rule, int(n_layer), int(n_loop), float(lr), int(seed))] = float(loss)
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number} is no trial ({error}): take the line out, or give another file"
+            ) from error
     return about, losses
 
 
