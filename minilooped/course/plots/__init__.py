@@ -17,6 +17,8 @@ from .growth import six_panels as six_panels
 from .growth import stream_by_visit as stream_by_visit
 from .growth import walks as walks
 from .learning_rate import lr_curves as lr_curves
+from .loom import differences as differences
+from .loom import variants as variants
 from .loops import accuracy_by_hops as accuracy_by_hops
 from .loops import equal_work as equal_work
 from .loops import exits as exits
@@ -50,5 +52,3 @@ from .style import look as look
 from .style import mean_and_range as mean_and_range
 from .style import save as save
 from .style import show as show
-from .variants import differences as differences
-from .variants import variants as variants

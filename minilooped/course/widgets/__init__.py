@@ -14,6 +14,9 @@ from .growth import norm_growth as norm_growth
 from .growth import visit_explorer as visit_explorer
 from .learning_rate import draw_lr_sweep as draw_lr_sweep
 from .learning_rate import lr_sweep_browser as lr_sweep_browser
+from .loom import LOOPS as LOOPS
+from .loom import draw_loom_parts as draw_loom_parts
+from .loom import loom_switchboard as loom_switchboard
 from .loops import READ as READ
 from .loops import draw_loops as draw_loops
 from .loops import loop_dial as loop_dial
@@ -33,6 +36,3 @@ from .rules import rule_explorer as rule_explorer
 from .segments import CUTTER as CUTTER
 from .segments import draw_segment_cutter as draw_segment_cutter
 from .segments import segment_cutter as segment_cutter
-from .variants import LOOPS as LOOPS
-from .variants import draw_loom_parts as draw_loom_parts
-from .variants import loom_switchboard as loom_switchboard

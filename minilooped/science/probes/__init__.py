@@ -12,11 +12,6 @@ from .experts import routing as routing
 from .experts import routing_and_inputs as routing_and_inputs
 from .experts import spread_by_chance as spread_by_chance
 from .experts import swapped_routers as swapped_routers
-from .first_steps import PANELS as PANELS
-from .first_steps import first_steps as first_steps
-from .first_steps import output_change as output_change
-from .first_steps import six_panels as six_panels
-from .first_steps import training as training
 from .gradients import kappa as kappa
 from .gradients import stream_gradients as stream_gradients
 from .gradients import visit_alignment as visit_alignment
@@ -51,6 +46,11 @@ from .segments import gradient_agreement as gradient_agreement
 from .segments import gradient_reach as gradient_reach
 from .segments import largest_jump as largest_jump
 from .segments import part_of as part_of
+from .start import PANELS as PANELS
+from .start import first_steps as first_steps
+from .start import output_change as output_change
+from .start import six_panels as six_panels
+from .start import training as training
 from .stream import Visits as Visits
 from .stream import cosine_matrix as cosine_matrix
 from .stream import end_variance as end_variance
