@@ -1,0 +1,51 @@
+"""Exercises of chapter 5."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .comparing import compare, exercise, passed
+
+
+@exercise
+def carried_lr(answer: Callable[[float, int, float], float]) -> None:
+    """Exercise: the learning rate at N loops that keeps eta * eps * N of one loop."""
+    name = "carried_lr"
+    for lr, n_loop, alpha in ((0.01, 8, 0.0), (0.02, 16, 0.5), (0.01, 64, 1.0), (0.005, 1, 0.25)):
+        eps = n_loop**-alpha
+        if not compare(
+            f"{name} of {lr:g} at N={n_loop}, alpha={alpha:g}", answer(lr, n_loop, alpha), lr / (eps * n_loop)
+        ):
+            return
+    passed(name)
+
+
+@exercise
+def coherence(answer: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+    """Exercise: how much of a step acts on what the matrix has seen."""
+    name = "coherence"
+    for N, d, eta in ((1, 4, 0.1), (5, 8, 1e-3), (16, 3, 2.0)):
+        dW, u = eta * torch.randn(d, d, dtype=torch.float64), torch.rand(N, d, dtype=torch.float64)
+        acts = sum((dW @ one for one in u), torch.zeros(d, dtype=torch.float64))
+        expected = torch.linalg.vector_norm(acts) / (eta * torch.linalg.vector_norm(u.sum(0)))
+        if not compare(f"{name} at N={N}, d={d}, eta={eta:g}", answer(dW, u, eta), expected):
+            return
+    passed(name)
+
+
+@exercise
+def octaves(answer: Callable[[list[float], Tensor, Tensor], float]) -> None:
+    """Exercise: how far the best learning rate moves between two models of a sweep."""
+    name = "octaves"
+    lrs = [2.0**k for k in range(-9, -2)]
+    position = torch.tensor(lrs).log2().double()
+    for seeds, before, after in ((1, -6.0, -6.0), (2, -5.2, -6.9), (4, -6.7, -4.4)):
+        # Each seed has a curvature and an optimum of its own: the optimum of the mean is not the mean of the optima.
+        curvature, own = 1 + 4 * torch.rand(2, seeds, 1).double(), 0.4 * torch.randn(2, seeds, 1).double()
+        own -= (curvature * own).sum(1, keepdim=True) / curvature.sum(1, keepdim=True)
+        best = torch.tensor([before, after]).double()[:, None, None] + own  # (2, S, 1)
+        small, large = 1 + curvature * (position - best) ** 2  # (S, K) each
+        if not compare(f"{name} for {seeds} seeds", answer(lrs, small, large), after - before):
+            return
+    passed(name)

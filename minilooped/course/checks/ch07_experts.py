@@ -1,0 +1,96 @@
+"""Exercises of chapter 7."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...science import toy
+from .comparing import compare, exercise, passed
+
+
+@exercise
+def direct_and_passed_on(answer: Callable[[Tensor, Tensor, Tensor, int, float], Tensor]) -> None:
+    """Exercise: what a step does to the output in each visit, and what the visits before it pass on."""
+    name = "direct_and_passed_on"
+    phi = toy.BRANCHES["pre_norm"]
+    for N, d, eps in ((1, 4, 1.0), (3, 6, 0.5), (8, 16, 0.125)):
+        torch.manual_seed(N)  # not any draw will do: where h0 < 0 in every entry, nothing moves
+        W, dW = torch.randn(2, d, d, dtype=torch.float64) * torch.tensor([1.0, 0.1])[:, None, None] / d**0.5
+        h0 = torch.randn(d, dtype=torch.float64)
+        before, after = (toy.recursion(w[None, None], h0[None], N, eps).h[0] for w in (W, W + dW))  # (N + 1, d) each
+        direct = eps * (phi(after[:-1]) @ dW.T).sum(0)
+        expected = torch.stack([direct, after[-1] - before[-1] - direct])
+        if not compare(f"{name} at N={N}, d={d}, eps={eps:g}", answer(W, dW, h0, N, eps), expected):
+            return
+    passed(name)
+
+
+@exercise
+def routing_weights(answer: Callable[[Tensor, Tensor, int], Tensor]) -> None:
+    """Exercise: a row per token with the weights of its chosen experts, and 0 for all others."""
+    name = "routing_weights"
+    for S, E, k in ((1, 2, 1), (5, 4, 2), (64, 9, 5)):
+        score, bias = torch.rand(S, E), torch.randn(E)
+        chosen = torch.zeros(S, E, dtype=torch.bool).scatter(1, (score + bias).topk(k).indices, True)
+        kept = score.masked_fill(~chosen, 0)
+        if not compare(f"{name} for S={S}, E={E}, k={k}", answer(score, bias, k), kept / kept.sum(1, keepdim=True)):
+            return
+    passed(name)
+
+
+def _two_choices(S: int, E: int, k: int) -> Tensor:
+    """Experts of S tokens in two loops, (2, S, k), in no order. The second loop leans towards those of the first."""
+    first, second = torch.randn(2, S, E)
+    choices = torch.stack((first, second + 1.5 * first)).topk(k).indices
+    return choices.gather(-1, torch.rand(choices.shape).argsort(-1))
+
+
+@exercise
+def jaccard(answer: Callable[[Tensor, Tensor], float]) -> None:
+    """Exercise: experts that two loops have in common over those that either chose, mean over tokens."""
+    name = "jaccard"
+    for S, E, k in ((1, 8, 2), (7, 5, 3), (50, 32, 6)):
+        first, second = _two_choices(S, E, k)
+        sets = [(set(a), set(b)) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+        expected = sum(len(a & b) / len(a | b) for a, b in sets) / S
+        if not compare(f"{name} for S={S}, E={E}, k={k}", answer(first, second), expected):
+            return
+    passed(name)
+
+
+@exercise
+def overlap_by_chance(answer: Callable[[Tensor, Tensor], float]) -> None:
+    """Exercise: the mean overlap of two loops over all ways to pair the tokens of one with those of the other."""
+    name = "overlap_by_chance"
+    for S, E, k in ((3, 4, 1), (5, 6, 2), (40, 8, 3)):
+        first, second = _two_choices(S, E, k)
+        common = (first[:, None, :, None] == second[None, :, None, :]).sum((2, 3)).double()  # (S, S), token by token
+        expected = common.mean().item() / k
+        if not compare(f"{name} for S={S}, E={E}, k={k}", answer(first, second), expected):
+            return
+    passed(name)
+
+
+@exercise
+def sort_and_group(answer: Callable[[Tensor, Tensor, Tensor, list[Callable[[Tensor], Tensor]]], Tensor]) -> None:
+    """Exercise: the weighted sum of each token's experts, with no expert called twice."""
+    name = "sort_and_group"
+    for S, E, k in ((1, 2, 2), (6, 4, 2), (20, 3, 1)):
+        x, weight, matrices = torch.randn(S, 5), torch.rand(S, k), torch.randn(E, 5, 5)
+        choice = torch.rand(S, E).topk(k).indices
+        calls = [0] * E
+
+        def expert(rows: Tensor, e: int, matrices: Tensor = matrices, calls: list[int] = calls) -> Tensor:
+            calls[e] += 1
+            return torch.tanh(rows @ matrices[e])
+
+        given = answer(x, choice, weight, [partial(expert, e=e) for e in range(E)])
+        every = torch.tanh(torch.einsum("sc,ecd->sed", x, matrices))  # (S, E, C), all experts for all tokens
+        own = every.gather(1, choice[..., None].expand(-1, -1, 5))  # (S, k, C)
+        if not compare(f"{name} for S={S}, E={E}, k={k}", given, (weight[..., None] * own).sum(1)):
+            return
+        if max(calls) > 1:
+            raise AssertionError(f"{name}: an expert was called {max(calls)} times, and once is enough")
+    passed(name)

@@ -1,0 +1,33 @@
+"""What every probe starts from: a fresh model with random tokens, and hooks that are taken off again."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ...model import LoopedConfig, LoopedGPT, evaluating
+
+
+def fresh(config: LoopedConfig, seed: int, shape: tuple[int, int]) -> tuple[LoopedGPT, Tensor]:
+    """An untrained model, and random tokens (B, T). They depend on `seed` alone; torch's own generator stays put."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # the CPU's, where both are drawn
+        return LoopedGPT(config), torch.randint(config.vocab_size, shape)
+
+
+@contextmanager
+def watched(
+    model: LoopedGPT, modules: Iterable[nn.Module] = (), hook: Callable[..., None] | None = None
+) -> Iterator[None]:
+    """Eval mode, and a forward hook on each of the modules, for as long as the context lasts.
+
+    A module that serves all loops calls its hook N times: append to a list, for a dict by name keeps the last visit.
+    """
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
