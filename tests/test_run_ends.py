@@ -1,11 +1,13 @@
 """How runs end: what a kill leaves can be finished, what only reports ends nothing, and what is bad is not kept."""
 
+import io
 import math
 import os
 import random
 import shutil
 import signal
 import sys
+import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_runs import DENSE, LOOM, TEXT, fingerprint, prepared, settings
+from tqdm import tqdm
 
 from minilooped import train as trainer
 from minilooped.engine.checkpoint import checkpoints, load_model, read_config
@@ -196,11 +199,15 @@ class Stream:
 @pytest.mark.parametrize(
     "error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("I/O on closed file")]
 )
-def test_a_run_goes_on_without_its_streams(tmp_path, monkeypatch, error):
+def test_a_run_goes_on_without_its_streams_and_holds_up_no_other_thread(tmp_path, monkeypatch, error):
     monkeypatch.setattr(sys, "stdout", Stream(error))
     monkeypatch.setattr(sys, "stderr", Stream(error))
     result = train(DENSE, settings(tmp_path, max_steps=4, eval_every=2, sample_every=2))
     assert result.step == 4 and math.isfinite(result.val_loss) and (result.run / "result.json").is_file()
+    another = threading.Thread(target=tqdm, kwargs=dict(file=io.StringIO()), daemon=True)
+    another.start()
+    another.join(20)
+    assert not another.is_alive(), "its bar waits for the lock of tqdm"
 
 
 def test_a_stream_that_lacks_a_character_shows_another(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ class Console:
         """Print a line. A character that the stream cannot show is replaced."""
         if not self.speaks:
             return
-        with suppress(Exception):
+        with drawing():
             if self.bar is not None:
                 self.bar.clear()
         with suppress(OSError, ValueError):  # the stream is closed, or its reader has left
@@ -31,18 +31,18 @@ class Console:
     @contextmanager
     def progress(self, total: int, done: int) -> Iterator[None]:
         """A bar from `done` to `total` steps, for as long as the context lasts; `advance` moves it."""
-        with suppress(Exception):  # a terminal can refuse in many ways
+        with drawing():
             self.bar = tqdm(total=total, initial=done, unit="step", disable=not self.speaks)
         try:
             yield
         finally:
-            with suppress(Exception):
+            with drawing():
                 self.bar.close()
             self.bar = None
 
     def advance(self, **shown: str) -> None:
         """One step more, with these values beside the bar."""
-        with suppress(Exception):
+        with drawing():
             self.bar.set_postfix(shown, refresh=False)
             self.bar.update()
 
@@ -56,6 +56,20 @@ class Console:
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self.say(f"notice   {what} failed and is left out ({reason})")
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """For work on a bar, which a terminal can refuse in many ways. A failure is passed over.
+
+    tqdm does not give its lock back when a drawing fails: this thread would never notice, and a bar of any other thread
+    would wait for ever.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(RuntimeError):  # the failure came before the lock
+            tqdm.get_lock().release()
 
 
 def showable(text: str) -> str:
