@@ -320,6 +320,10 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+# Where the width of the logits decides the speed of a matrix product, and the multiple to which it is padded there.
+PADDED_DEVICES, PADDED_MULTIPLE = ("cuda",), 128
+
+
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """logits (S, V), targets (S,), -100 is ignored -> (), the sum over the targets, in float32 or better."""
     return F.cross_entropy(at_least_float32(logits), targets, reduction="sum")
@@ -718,9 +722,25 @@ class LoopedGPT(nn.Module):
             h = rms_norm(h)
         return h, None if memory is None else memory.global_, routings
 
+    def _head(self) -> tuple[Tensor, Tensor | None]:
+        """The head's matrix (V, C) and no bias; or, padded, a matrix (V', C) and a bias (V').
+
+        GPT-2's vocabulary of 50,257 is odd, and a GPU's tensor cores want widths that are multiples of 64 or 128. So in
+        training on a GPU rows of zeros are added to the matrix for the time of the product, with a bias of minus
+        infinity: the added logits have probability 0 and no gradient. Parameters, checkpoints and the logits that
+        `logits` returns never show them.
+        """
+        weight = self.wte.weight if self.head is None else self.head.weight
+        extra = -len(weight) % PADDED_MULTIPLE
+        if not extra or weight.device.type not in PADDED_DEVICES or not torch.is_grad_enabled():
+            return weight, None
+        return F.pad(weight, (0, 0, 0, extra)), F.pad(weight.new_zeros(len(weight)), (0, extra), value=-math.inf)
+
     def logits(self, h: Tensor) -> Tensor:
         """Read the stream out: final norm and head, (B, T, C) -> (B, T, V). Works on the state after any loop."""
-        return F.linear(self.final_norm(h), self.wte.weight if self.head is None else self.head.weight)
+        weight, bias = self._head()
+        logits = F.linear(self.final_norm(h), weight, bias)
+        return logits if bias is None else logits[..., : self.config.vocab_size]
 
     def cross_entropy(self, h: Tensor, targets: Tensor) -> Tensor:
         """Loss of the read-out: h (B, T, C), targets (B, T), -100 is ignored -> (), nats per target that counts.
@@ -729,9 +749,10 @@ class LoopedGPT(nn.Module):
         """
         h, targets = h.flatten(0, 1), targets.flatten()  # (S, C), (S,)
         size = self.config.loss_chunk or len(h)
+        weight, bias = self._head()  # padded once for all chunks
 
         def summed(h: Tensor, targets: Tensor) -> Tensor:
-            return summed_cross_entropy(self.logits(h), targets)
+            return summed_cross_entropy(F.linear(self.final_norm(h), weight, bias), targets)
 
         if size >= len(h):
             total = summed(h, targets)
@@ -890,19 +911,21 @@ class LoopedGPT(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         n_loop: int | None = None,
+        stop_token: int | None = None,
         use_cache: bool = True,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continue idx (B, T) by max_new_tokens tokens -> (B, T + max_new_tokens).
+        """Continue idx (B, T) by max_new_tokens tokens -> (B, T + max_new_tokens), or fewer with a stop token.
 
         temperature: 0 is greedy. top_k: sample from the k likeliest; None or 0 is off. n_loop: loops per token.
-        Past block_size tokens the window is the last block_size ones, and it is run anew for every token, since all
-        its positions move. Runs in eval mode and restores the mode. Raises ValueError on a negative option.
+        stop_token: a row ends with the first one it draws, and is filled up with it; when all rows have ended, the
+        result does, too. Past block_size tokens the window is the last block_size ones, and it is run anew for every
+        token, since all its positions move. Runs in eval mode and restores the mode. Raises ValueError for an option
+        that cannot work, FloatingPointError for logits that are not finite.
         """
-        for name, value in (("temperature", temperature), ("max_new_tokens", max_new_tokens), ("top_k", top_k or 0)):
-            if not value >= 0:
-                raise ValueError(f"{name}={value} must be >= 0")
+        check_sampling(temperature, max_new_tokens, top_k, stop_token, self.config.vocab_size)
         n_loop, block_size, cache = self._loop_count(n_loop), self.config.block_size, None
+        ended = torch.zeros(len(idx), 1, dtype=torch.bool, device=idx.device)
         with evaluating(self):
             for _ in range(max_new_tokens):
                 new = idx[:, -block_size:]
@@ -913,7 +936,13 @@ class LoopedGPT(nn.Module):
                 else:
                     new = idx[:, -1:]
                 logits = self(new, n_loop=n_loop, cache=cache)[0][:, -1]  # (B, V)
-                idx = torch.cat((idx, pick(logits, temperature, top_k, generator)), dim=1)
+                token = pick(logits, temperature, top_k, generator)  # (B, 1)
+                if stop_token is not None:
+                    token = token.masked_fill(ended, stop_token)
+                    ended |= token == stop_token
+                idx = torch.cat((idx, token), dim=1)
+                if stop_token is not None and ended.all():
+                    break
         return idx
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -1001,15 +1030,36 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+def check_sampling(temperature: float, max_new_tokens: int, top_k: int | None, stop_token: int | None, vocab_size: int):
+    """Raise a ValueError that names the first option of `generate` that cannot work."""
+    if plain_number(temperature, whole=False) is None or not temperature >= 0:
+        raise ValueError(f"temperature={temperature!r} must be a number >= 0")
+    for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k or 0), ("stop_token", stop_token or 0)):
+        count = plain_number(value, whole=True)
+        if count is None or count < 0:
+            raise ValueError(f"{name}={value!r} must be a whole number >= 0")
+    if stop_token is not None and stop_token >= vocab_size:
+        raise ValueError(f"stop_token={stop_token} is no token of this model: it has vocab_size={vocab_size}")
+
+
 def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """Draw one token per row of logits (B, V) -> (B, 1)."""
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
+    """Draw one token per row of logits (B, V) -> (B, 1). Raises FloatingPointError where a row has NaN or infinity.
+
+    Minus infinity is allowed: such a token is never drawn, as long as the row has another one.
+    """
     logits = at_least_float32(logits)
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # at most 0: no overflow as temperature -> 0
+    best = logits.amax(dim=-1, keepdim=True)  # (B, 1); NaN where a row has one
+    if not best.isfinite().all():
+        raise FloatingPointError(
+            "the model's logits are not finite, so no token can be drawn: its weights have diverged, or its stream "
+            "overflows at this number of loops"
+        )
+    if temperature < torch.finfo(logits.dtype).tiny:  # 0, or so small that a division by it would be one by 0
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = (logits - best) / temperature  # at most 0: no overflow as temperature -> 0
     if top_k and top_k < logits.shape[-1]:
-        best = logits.topk(top_k, dim=-1)
-        logits = torch.full_like(logits, -torch.inf).scatter(1, best.indices, best.values)
+        likeliest = logits.topk(top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(1, likeliest.indices, likeliest.values)
     return torch.multinomial(logits.softmax(dim=-1), num_samples=1, generator=generator)
 
 

@@ -208,9 +208,9 @@ def test_top_k_draws_from_the_k_likeliest_only():
     assert found.nonzero().flatten().tolist() == sorted(likeliest.tolist())
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-40])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-46, 5e-324])
 def test_tiny_temperature_is_greedy_and_finite(temperature):
-    """The scaled logits would overflow float32 at the second."""
+    """The scaled logits would overflow float32 at the second, and the third is 0 in float32."""
     model = build(tiny(), dtype=torch.float32)
     idx = tokens(model.config, length=3)
     assert torch.equal(model.generate(idx, 10, temperature=temperature), model.generate(idx, 10, temperature=0))
@@ -228,6 +228,41 @@ def test_equal_generators_give_equal_text():
     assert torch.equal(model.generate(idx, 20, generator=seeded(4)), first)
     assert torch.equal(model.generate(idx, 20, generator=seeded(4), use_cache=False), first)
     assert not torch.equal(model.generate(idx, 20, generator=seeded(5)), first)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The stop token
+
+
+def cut_at(row: list[int], start: int, stop_token: int) -> list[int]:
+    """A row up to the first stop token that was drawn, this one included."""
+    drawn = row[start:]
+    return row[:start] + (drawn[: drawn.index(stop_token) + 1] if stop_token in drawn else drawn)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("length", [3, 8])
+def test_a_row_ends_with_the_stop_token_and_the_call_with_the_last_row(length, use_cache):
+    """Each row equals what it is without a stop token, up to there; one in the prompt ends nothing; past the window,
+    and for every token as the stop token, those included that no row or every row draws."""
+    model = build(tiny())
+    idx = tokens(model.config, batch=3, length=length)
+    free = model.generate(idx, 12, generator=seeded(), use_cache=use_cache).tolist()
+    ends = set()
+    for stop_token in range(11):
+        rows = [cut_at(row, length, stop_token) for row in free]
+        longest = max(map(len, rows))
+        out = model.generate(idx, 12, stop_token=stop_token, generator=seeded(), use_cache=use_cache)
+        assert out.tolist() == [row + [stop_token] * (longest - len(row)) for row in rows]
+        ends.add(longest < length + 12)
+    assert ends == {True, False}, "some stop tokens end all rows early, some do not"
+
+
+def test_greedy_rows_end_at_once_where_all_draw_the_stop_token_first():
+    model = build(tiny())
+    idx = tokens(model.config, batch=1, length=3).expand(2, -1)
+    first = model.generate(idx, 1, temperature=0)
+    assert torch.equal(model.generate(idx, 9, temperature=0, stop_token=int(first[0, -1])), first)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -280,8 +315,13 @@ def test_generation_keeps_no_graph_and_changes_no_weight():
     "options, field",
     [
         (dict(temperature=-0.1), "temperature"),
+        (dict(temperature="hot"), "temperature='hot' must be a number >= 0"),
         (dict(top_k=-1), "top_k"),
+        (dict(top_k=2.5), "top_k=2.5 must be a whole number >= 0"),
         (dict(max_new_tokens=-1), "max_new_tokens"),
+        (dict(max_new_tokens=3.0), "max_new_tokens=3.0 must be a whole number >= 0"),
+        (dict(stop_token=-1), "stop_token=-1 must be a whole number >= 0"),
+        (dict(stop_token=11), "stop_token=11 is no token of this model: it has vocab_size=11"),
         (dict(n_loop=0), "n_loop"),
         (dict(n_loop=-2), "n_loop"),
     ],
@@ -298,6 +338,25 @@ def test_temperature_that_is_no_number_is_refused():
     model = build(tiny())
     with pytest.raises(ValueError, match="temperature"):
         model.generate(tokens(model.config, length=3), 2, temperature=float("nan"))
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("row", [[torch.nan, 1.0, 2.0], [1.0, torch.inf, 2.0], [-torch.inf] * 3], ids=str)
+def test_logits_that_are_not_finite_are_refused_in_one_line(row, temperature):
+    """Greedy drawing would take a NaN for the largest, and torch's sampling names neither model nor cause."""
+    logits = torch.tensor([[0.0, 1.0, 2.0], row])
+    with pytest.raises(FloatingPointError, match="^the model's logits are not finite, so no token can be drawn.*$"):
+        pick(logits, temperature, None, seeded())
+    model = build(tiny())
+    with torch.no_grad():
+        model.wte.weight[3, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.generate(tokens(model.config, length=3), 2, temperature=temperature)
+
+
+def test_a_token_with_logit_minus_infinity_is_never_drawn():
+    logits = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(200, -1)
+    assert set(pick(logits, 1.0, None, seeded()).flatten().tolist()) == {0, 2}
 
 
 def test_empty_prompt_is_refused():

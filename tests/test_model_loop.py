@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from minilooped import model as looped
 from minilooped.model import LoopedConfig, LoopedGPT
 
 # Each entry switches on other parts of the model; together they cover every field that changes the function.
@@ -280,6 +281,49 @@ def test_untied_model_starts_near_the_uniform_loss():
 def test_logits_have_one_column_per_token(vocab_size):
     model = build(tiny(vocab_size=vocab_size))
     assert model(tokens(model.config))[0].shape == (2, 12, vocab_size)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, dict(tie_embeddings=False), dict(loss_chunk=5), dict(LOOM_PARTS, segment=2)], ids=str
+)
+def test_a_padded_head_changes_no_logit_no_loss_and_no_gradient(changes, monkeypatch):
+    """A GPU gets a matrix of a convenient width while it trains. Here the CPU does: 11 columns become 128, or 16."""
+    config, products = tiny(**changes), []
+    plain = build(config, shaken=True)
+    idx, targets = example(config)
+    logits, loss = plain(idx, targets)
+    losses = [*plain.segment_losses(idx, targets)]
+    torch.stack([loss, *losses]).sum().backward()
+
+    monkeypatch.setattr(looped, "PADDED_DEVICES", ("cpu",))
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda x, weight, *bias: products.append(len(weight)) or linear(x, weight, *bias))
+    for multiple in (128, 16):
+        monkeypatch.setattr(looped, "PADDED_MULTIPLE", multiple)
+        padded = build(config, shaken=True)
+        found, found_loss = padded(idx, targets)
+        assert found.shape == (2, 12, 11) and products[-1] == multiple
+        torch.testing.assert_close(found, logits, rtol=1e-12, atol=1e-12)
+        found_losses = [*padded.segment_losses(idx, targets)]
+        torch.testing.assert_close([found_loss, *found_losses], [loss, *losses], rtol=1e-12, atol=1e-12)
+        torch.stack([found_loss, *found_losses]).sum().backward()
+        torch.testing.assert_close(gradients(padded), gradients(plain), rtol=1e-12, atol=1e-12)
+        assert padded.num_params() == plain.num_params() and padded.state_dict().keys() == plain.state_dict().keys()
+        with torch.no_grad():
+            assert torch.equal(padded.eval()(idx)[0], plain.eval()(idx)[0]) and products[-1] == 11, "for training only"
+        plain.train()
+
+
+def test_gpt2s_vocabulary_is_padded_on_a_gpu_and_a_convenient_one_is_not():
+    with torch.device("meta"):
+        heads = [LoopedGPT(tiny(vocab_size=size)) for size in (50257, 50304)]
+    assert looped.PADDED_DEVICES == ("cuda",)
+    for model, is_padded in zip(heads, (True, False), strict=True):
+        assert model._head() == (model.wte.weight, None), "not on this device"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(looped, "PADDED_DEVICES", ("meta",))
+            weight, bias = model._head()
+        assert weight.shape == (50304, 16) and (bias is not None) == is_padded
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
