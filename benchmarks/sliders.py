@@ -84,9 +84,9 @@ def settings(control: ipywidgets.Widget) -> tuple[str, Sequence[Any]]:
 
 def forget() -> None:
     """Empty the switchboard's memory, but for the two curves that it always shows: a first visit is what counts."""
-    widgets._variance.cache_clear()
+    widgets.loom._variance.cache_clear()
     for parts in (("expert norm",), tuple(ablation.PARTS)):
-        widgets._variance(parts)
+        widgets.loom._variance(parts)
 
 
 def seconds_per_move(open_widget: Callable[[], ipywidgets.VBox]) -> dict[tuple, tuple[float, float]]:

@@ -755,7 +755,7 @@ def test_a_part_that_a_cut_leaves_without_gradient_has_cosine_zero():
 
 def test_cpu_times_take_turns_and_leave_out_the_first_round(monkeypatch):
     clock, order = iter(n * n for n in itertools.count()), []  # read before and after: a run takes 1, 5, 9, ... seconds
-    monkeypatch.setattr(probes.time, "process_time", lambda: next(clock))
+    monkeypatch.setattr(probes.resources.time, "process_time", lambda: next(clock))
     times = probes.cpu_times({name: lambda name=name: order.append(name) for name in "ab"}, rounds=3)
     assert "".join(order) == "abababab"
     assert {name: seconds.tolist() for name, seconds in times.items()} == {"a": [9, 17, 25], "b": [13, 21, 29]}
@@ -774,18 +774,18 @@ def test_peak_memory_is_that_of_a_fresh_process_and_sees_a_cut():
 
 
 def test_added_memory_is_the_peak_above_what_was_there_before(monkeypatch):
-    monkeypatch.setattr(probes, "resident", {"VmRSS": 5, "VmHWM": 12}.get)
+    monkeypatch.setattr(probes.resources, "resident", {"VmRSS": 5, "VmHWM": 12}.get)
     assert probes.added_memory(tiny(), 2, torch.get_num_threads()) == 7
 
 
 def test_peak_memory_is_none_without_proc(monkeypatch, tmp_path):
-    monkeypatch.setattr(probes, "STATUS", tmp_path / "status")
+    monkeypatch.setattr(probes.resources, "STATUS", tmp_path / "status")
     assert probes.peak_memory(tiny(), 2) is None
 
 
 def test_resident_reads_kilobytes(monkeypatch, tmp_path):
-    monkeypatch.setattr(probes, "STATUS", tmp_path / "status")
-    probes.STATUS.write_text("Name:\tpython: x\nVmHWM:\t   12 kB\nVmRSS:\t    7 kB\n", encoding="utf-8")
+    monkeypatch.setattr(probes.resources, "STATUS", tmp_path / "status")
+    probes.resources.STATUS.write_text("Name:\tpython: x\nVmHWM:\t   12 kB\nVmRSS:\t    7 kB\n", encoding="utf-8")
     assert (probes.resident("VmHWM"), probes.resident("VmRSS")) == (12 * 1024, 7 * 1024)
 
 
@@ -860,7 +860,7 @@ def test_kappa_is_the_largest_of_the_sublayers_and_one_at_one_loop(monkeypatch):
     model, idx = build(config), tokens(config)
     found = []
     measure = probes.visit_alignment
-    monkeypatch.setattr(probes, "visit_alignment", lambda U, G: found.append(measure(U, G)) or found[-1])
+    monkeypatch.setattr(probes.gradients, "visit_alignment", lambda U, G: found.append(measure(U, G)) or found[-1])
     kappa = probes.kappa(model, idx, directions=2)
     assert len(found) == 4 and kappa == max(found) > min(found)
     assert kappa == probes.kappa(model, idx, directions=2)

@@ -8,13 +8,14 @@ from functools import partial
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from tiny_runs import DENSE, LOOM, TEXT, prepared, settings
 from tiny_training import BOTH, tiny_batch, tiny_model
 
 from minilooped.data import load_corpus
 from minilooped.engine.checkpoint import load_model, read_config, shell_command
-from minilooped.engine.log import read_log
+from minilooped.engine.log import plot_losses, read_log
 from minilooped.engine.machine import attention_kernel
 from minilooped.model import LoopedConfig
 from minilooped.presets import PRESETS
@@ -151,3 +152,23 @@ def test_tokens_per_second_and_the_share_of_the_peak_are_said(tmp_path, capsys):
     assert "kernel   attention: " in said and "MFLOP per token" in said
     train(DENSE, settings(tmp_path, name="unknown"))
     assert "MFU" not in capsys.readouterr().out  # no peak is known for a CPU
+
+
+def test_the_picture_of_a_run_shows_its_losses(tmp_path, monkeypatch):
+    drawn, save = [], Figure.savefig
+
+    def keep(figure, *rest, **options):
+        drawn.append(figure)
+        save(figure, *rest, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    (tmp_path / "tiny").mkdir()
+    rows = [dict(step=step, loss=loss, val_loss=val) for step, loss, val in ((10, 4.0, None), (20, 3.0, 2.75))]
+    plot_losses(rows, 2.625, tmp_path / "tiny" / "loss.png")
+    (ax,) = drawn[0].axes
+    batches, estimates, final = ax.lines
+    assert batches.get_xydata().tolist() == [[10, 4.0], [20, 3.0]] and estimates.get_xydata().tolist() == [[20, 2.75]]
+    assert set(final.get_ydata()) == {2.625} and ax.get_title() == "tiny"
+    assert (
+        "2.625" in ax.get_legend().get_texts()[2].get_text() and (tmp_path / "tiny" / "loss.png").stat().st_size > 1000
+    )

@@ -514,19 +514,6 @@ def test_loss_by_loops_refuses_a_position_that_is_not_there():
         plots.loss_by_loops([1, 2], [2.5, 2.25], 2, at=3)
 
 
-def test_training_curve_draws_its_arrays():
-    ax = plots.training_curve([10, 20, 30], [4.0, 3.0, 2.5], [(15, 3.75), (30, 2.75)], 2.625, title="tiny")
-    batches, estimates, val = ax.lines
-    assert batches.get_xydata().tolist() == [[10, 4.0], [20, 3.0], [30, 2.5]]
-    assert estimates.get_xydata().tolist() == [[15, 3.75], [30, 2.75]]
-    assert set(val.get_ydata()) == {2.625}
-    assert ax.get_title() == "tiny" and "2.625" in ax.get_legend().get_texts()[2].get_text()
-
-
-def test_training_curve_without_estimates():
-    assert len(plots.training_curve([10], [4.0], [], 4.5).lines) == 2
-
-
 def test_costs_draws_its_arrays():
     ax = plots.costs([1, 2, 4], {"flat": [1, 1, 1], "steep": [1, 2, 5]}, at=4, title="two")
     flat, ring, steep, steep_ring = ax.lines
@@ -657,7 +644,6 @@ def test_walks_draws_each_path_and_how_far_its_end_is_from_home():
         lambda ax: plots.lr_curves([0.1, 0.2], {"none": np.ones((1, 2))}, ax=ax),
         lambda ax: plots.stream_by_visit([1.0, 2.0], [1.0, 1.0], 1.0, ax=ax),
         lambda ax: plots.loss_by_loops([1, 2], [2.5, 2.25], 2, ax=ax),
-        lambda ax: plots.training_curve([1, 2], [2.5, 2.25], [], 2, ax=ax),
     ],
 )
 def test_plots_draw_into_the_axes_given(plot):
@@ -904,7 +890,7 @@ def test_switchboard_shows_the_variance_it_names_and_what_was_recorded(parts, tr
 
 def test_a_move_of_the_switchboard_takes_little_time(shown):
     switches = widgets.loom_switchboard(RUNS).children[:-1]
-    widgets._variance.cache_clear()
+    widgets.loom._variance.cache_clear()
     widgets.draw_loom_parts(RUNS, ())  # the two curves for comparison are there from the start
     for switch in switches[:3]:
         assert_quick(switch, not switch.value, switch.value)
