@@ -781,7 +781,7 @@ class LoopedGPT(nn.Module):
         logits: (B, T, V); loss: (), cross-entropy in nats per token, in train mode plus the experts' auxiliary losses,
             or None without targets; states: N tensors (B, T, C), the stream after each loop, before the final norm.
         """
-        n_loop = self._loop_count(n_loop)
+        n_loop = self.loop_count(n_loop)
         start = 0 if cache is None else cache.length
         self._check_tokens(idx, targets, start)
         h = x0 = self.embed(idx, start)
@@ -813,7 +813,7 @@ class LoopedGPT(nn.Module):
         """
         if targets is None:
             raise ValueError("segment_losses needs targets")
-        n_loop = self._loop_count(n_loop)
+        n_loop = self.loop_count(n_loop)
         self._check_tokens(idx, targets)
         return self._segment_losses(idx, targets, self.config.segments(n_loop))
 
@@ -875,7 +875,7 @@ class LoopedGPT(nn.Module):
         for router in self._routers():
             router.collected.zero_()
 
-    def _loop_count(self, n_loop: int | None) -> int:
+    def loop_count(self, n_loop: int | None) -> int:
         """The loop count of a call: the config's for None, and any whole number from 1 on."""
         if n_loop is None:
             return self.config.n_loop
@@ -924,7 +924,7 @@ class LoopedGPT(nn.Module):
         that cannot work, FloatingPointError for logits that are not finite.
         """
         check_sampling(temperature, max_new_tokens, top_k, stop_token, self.config.vocab_size)
-        n_loop, block_size, cache = self._loop_count(n_loop), self.config.block_size, None
+        n_loop, block_size, cache = self.loop_count(n_loop), self.config.block_size, None
         ended = torch.zeros(len(idx), 1, dtype=torch.bool, device=idx.device)
         with evaluating(self):
             for _ in range(max_new_tokens):
@@ -964,7 +964,7 @@ class LoopedGPT(nn.Module):
         if config.n_expert:
             mlp = mlp * (config.top_k + config.n_expert_shared) + width * config.n_expert
         visit = 2 * (4 * width**2 + mlp) + 4 * config.block_size * width
-        n_loop = self._loop_count(n_loop)
+        n_loop = self.loop_count(n_loop)
         heads = len(config.segments(n_loop)) if training else 1
         forward = config.n_layer * n_loop * visit + heads * 2 * width * config.vocab_size
         return 3 * forward if training else forward

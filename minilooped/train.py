@@ -398,7 +398,7 @@ def sample(
 def loop_rms(model: LoopedGPT, idx: Tensor) -> list[float]:
     """RMS of the stream after each loop, for tokens idx (B, T)."""
     with evaluating(model):
-        states = model(idx, return_states=True)[2]
+        states = model(idx.to(model.wte.weight.device), return_states=True)[2]
     return [state.square().mean().sqrt().item() for state in states]
 
 

@@ -61,7 +61,7 @@ class LoopedLM(TemplateLM):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be >= 1")
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        self.n_loop = model._loop_count(n_loop)
+        self.n_loop = model.loop_count(n_loop)
         self.block_size = model.config.block_size
         self._device = model.wte.weight.device
         # Byte pairs have a token that ends a document. Characters have none.

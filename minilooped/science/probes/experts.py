@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...model import LoopedGPT, Routing, at_least_float32
 from ...train import evaluate
-from .running import watched
+from .running import beside, watched
 
 
 def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[T
     router that serves all loops is asked N times. Raises ValueError for a dense model.
     """
     choices, loads, _ = routing_and_inputs(model, idx, n_loop)
-    return choices, loads
+    return choices.cpu(), loads.cpu()
 
 
 @torch.no_grad()
@@ -36,6 +36,7 @@ def routing_and_inputs(model: LoopedGPT, idx: Tensor, n_loop: int | None = None)
         visits.append(routing)
         seen.append(at_least_float32(inputs[0]))
 
+    (idx,) = beside(model, idx)
     with watched(model, (block.mlp.router for block in model.blocks), record):
         model(idx, n_loop=n_loop)
     choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
@@ -52,7 +53,7 @@ def load_cosine(loads: Tensor) -> Tensor:
 
     A weak measure: balanced loads are all alike, so that two random routers come close to 1. See `expert_overlap`.
     """
-    unit = torch.nn.functional.normalize(loads.double(), dim=-1)
+    unit = torch.nn.functional.normalize(loads.cpu().double(), dim=-1)
     return torch.einsum("nle,mle->nml", unit, unit)
 
 

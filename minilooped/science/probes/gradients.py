@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...model import LoopedGPT
-from .running import watched
+from .running import beside, watched
 
 
 def visit_gradients(model: LoopedGPT, idx: Tensor, scalars: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -27,6 +27,7 @@ def visit_gradients(model: LoopedGPT, idx: Tensor, scalars: Callable[[Tensor], T
         heard[matrix].append(inputs[0])
         said[matrix].append(output)
 
+    (idx,) = beside(model, idx)
     with watched(model, heard, record):
         values = scalars(model(idx)[0])  # (K,)
     outputs = [output for matrix in said for output in said[matrix]]
@@ -59,6 +60,8 @@ def kappa(model: LoopedGPT, idx: Tensor, *, directions: int = 4, seed: int = 0) 
     U is with respect to the logits along `directions` random ones, G to the loss of the next token in idx. [2]
     """
 
+    (idx,) = beside(model, idx)
+
     def scalars(logits: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(directions, *logits.shape, generator=generator).to(logits)  # (S, B, T, V)
@@ -71,6 +74,7 @@ def kappa(model: LoopedGPT, idx: Tensor, *, directions: int = 4, seed: int = 0) 
 def stream_gradients(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
     """Norm of the loss's gradient with respect to the stream that enters each visit, (N, L), in eval mode."""
     before: list[Tensor] = []  # N * L streams (B, T, C)
+    idx, targets = beside(model, idx, targets)
     with watched(model, model.blocks, lambda block, inputs, outputs: before.append(inputs[0])):
         loss = model(idx, targets)[1]
     norms = [gradient.norm() for gradient in torch.autograd.grad(loss, before)]

@@ -12,7 +12,7 @@ from ...data import Tokenizer
 from ...data.tasks import Task
 from ...model import LoopedGPT, at_least_float32, evaluating
 from ...train import evaluate, sample
-from .running import watched
+from .running import beside, watched
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,13 @@ def loss_after_each_loop(
 
     n_loop: another loop count than the trained one. One pass for all loops; targets must all count.
     """
-    total, count = 0.0, 0
+    total, count = torch.zeros(1, dtype=torch.float64), 0
     with watched(model):
-        for x, y in batches:
+        for x, y in (beside(model, *batch) for batch in batches):
             states = model(x, n_loop=n_loop, return_states=True)[2]
             losses = [cross_entropy(model.logits(h).flatten(0, 1), y.flatten(), reduction="sum") for h in states]
-            total, count = total + torch.stack(losses).double(), count + y.numel()
+            # An Apple GPU has no float64.
+            total, count = total + torch.stack(losses).cpu().double(), count + y.numel()
     return (total / count).tolist()
 
 
@@ -71,10 +72,12 @@ def accuracy_by_loop(model: LoopedGPT, task: Task, n_loop: int | None = None) ->
 
     task: x and y, (B, T) each, -100 where nothing is scored; n_loop: another loop count than the trained one.
     """
-    scored = task.y != -100
+    x, y = beside(model, task.x, task.y)
     with evaluating(model):
-        states = model(task.x, n_loop=n_loop, return_states=True)[2]
-        return [(model.logits(h).argmax(-1) == task.y)[scored].double().mean().item() for h in states]
+        states = model(x, n_loop=n_loop, return_states=True)[2]
+        right = [(model.logits(h).argmax(-1) == y).cpu() for h in states]  # (B, T) each
+    scored = task.y.cpu() != -100
+    return [of_loop[scored].double().mean().item() for of_loop in right]
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,12 @@ class Lens:
 @torch.no_grad()
 def logit_lens(model: LoopedGPT, idx: Tensor, targets: Tensor, n_loop: int | None = None) -> Lens:
     """Read the stream out after every loop, for one sequence, in eval mode. idx, targets: (T,)"""
+    idx, targets = beside(model, idx, targets)
     with evaluating(model):
         states = model(idx[None], n_loop=n_loop, return_states=True)[2]
         p = torch.cat([at_least_float32(model.logits(h)).softmax(-1) for h in states])  # (N, T, V)
     right = p.gather(-1, targets.expand(len(p), -1)[..., None])  # (N, T, 1)
-    return Lens(p.argmax(-1), right[..., 0], 1 + (p > right).sum(-1))
+    return Lens(p.argmax(-1).cpu(), right[..., 0].cpu(), 1 + (p > right).sum(-1).cpu())
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,8 @@ def early_exit(
     """
     if criterion not in ("kl", "entropy"):
         raise ValueError(f"criterion={criterion!r} is not one of kl, entropy")
-    n_loop = model.config.n_loop if n_loop is None else n_loop
+    n_loop = model.loop_count(n_loop)
+    idx, targets = beside(model, idx, targets)
     left, loops = torch.zeros_like(idx, dtype=torch.bool), torch.zeros_like(idx)
     memory = before = None
     with evaluating(model):
@@ -138,4 +143,4 @@ def early_exit(
             elif before is not None:
                 left = left | ((now.exp() * (now - before)).sum(-1).clamp_min(0) < threshold)  # rounding goes below 0
             before = now
-    return Exits(loops, -now.gather(-1, targets[..., None])[..., 0])
+    return Exits(loops.cpu(), -now.gather(-1, targets[..., None])[..., 0].cpu())

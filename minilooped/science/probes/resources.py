@@ -3,13 +3,13 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...model import LoopedConfig, LoopedGPT
 from ...train import NextLoss, train_step
-from .running import fresh
+from .running import beside, fresh
 
 
 def saved_bytes(run: Callable[[], object], parameters: Iterable[Tensor] = ()) -> int:
@@ -79,6 +79,7 @@ def batch_bytes(model: LoopedGPT, idx: Tensor, targets: Tensor) -> int:
 
     See `saved_bytes`. Gradients are left as they were.
     """
+    idx, targets = beside(model, idx, targets)
 
     def run() -> None:
         for loss in model.segment_losses(idx, targets):
@@ -148,9 +149,22 @@ def step_memory(config: LoopedConfig, batch_size: int, dtype: str = "float32") -
     if not STATUS.exists():
         return None
     # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
-    given_back = patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_="1000000")
-    with given_back, ProcessPoolExecutor(1, get_context("spawn")) as process:
+    with environment("MALLOC_MMAP_THRESHOLD_", "1000000"), ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(added_by_steps, config, batch_size, dtype).result()
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """A variable for the processes that are started inside; afterwards it is what it was."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def added_by_steps(config: LoopedConfig, batch_size: int, dtype: str) -> int:

@@ -16,6 +16,11 @@ def fresh(config: LoopedConfig, seed: int, shape: tuple[int, int]) -> tuple[Loop
         return LoopedGPT(config), torch.randint(config.vocab_size, shape)
 
 
+def beside(model: LoopedGPT, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors on the device of the model, so that a reader need not know where it was trained."""
+    return tuple(tensor.to(model.wte.weight.device) for tensor in tensors)
+
+
 @contextmanager
 def watched(
     model: LoopedGPT, modules: Iterable[nn.Module] = (), hook: Callable[..., None] | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...model import LoopedGPT
-from .running import watched
+from .running import beside, watched
 
 
 @torch.enable_grad()
@@ -23,9 +23,10 @@ def gradient_reach(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
     if model.config.router != "per_loop":
         raise ValueError("gradient_reach needs a weight of each loop's own: set n_expert > 0 and router='per_loop'")
     routers = [block.mlp.router.weight for block in model.blocks]  # L times (N, E, C)
+    idx, targets = beside(model, idx, targets)
     with watched(model):
         gradients = [torch.stack(torch.autograd.grad(loss, routers)) for loss in model.segment_losses(idx, targets)]
-    return torch.stack(gradients).square().sum((1, 3, 4)).sqrt()
+    return torch.stack(gradients).square().sum((1, 3, 4)).sqrt().cpu()
 
 
 class Direction(NamedTuple):
@@ -58,8 +59,9 @@ def gradient_agreement(model: LoopedGPT, idx: Tensor, targets: Tensor, segment: 
 
     def gradient(loss: Tensor) -> list[Tensor]:
         found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
-        return [g.double().flatten() for g in found]
+        return [g.cpu().double().flatten() for g in found]
 
+    idx, targets = beside(model, idx, targets)
     with watched(model):
         twin = copy(model)  # the same parameters under another config
         twin.config = replace(model.config, segment=segment)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...model import LoopedConfig, LoopedGPT
-from ...train import NextLoss, loop_rms, train_step
+from ...train import TrainConfig, loop_rms, training_steps
 from ..toy import rms
 from .running import fresh, watched
 from .stream import Visits, visits
@@ -22,10 +23,12 @@ def training(config: LoopedConfig, *, lr: float, seed: int, batch: int) -> Itera
     """
     model, tokens = fresh(config, seed, (batch, config.block_size + 1))
     idx, targets = tokens[:, :-1], tokens[:, 1:]
-    next_loss, optimizer = NextLoss(model), model.configure_optimizer(lr, weight_decay=0.1)
-    while True:
-        yield model, idx
-        train_step(next_loss, optimizer, [(idx, targets)])
+    yield model, idx
+    optimizer = model.configure_optimizer(lr, weight_decay=0.1)
+    constant = dict(schedule="wsd", warmup_steps=0, decay_steps=0, grad_clip=0.0, step_per_segment=False)
+    endless: dict[str, Any] = constant | dict(lr=lr, max_steps=10**9)
+    for step in training_steps(model, optimizer, repeat((idx, targets)), TrainConfig(**endless)):
+        yield step.model, idx
 
 
 def first_steps(

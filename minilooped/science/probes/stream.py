@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...model import LoopedConfig, LoopedGPT, at_least_float32
 from ..toy import rms
-from .running import fresh, watched
+from .running import beside, fresh, watched
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def visits(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> Visits:
         before.append(at_least_float32(inputs[0]))
         after.append(at_least_float32(outputs[0]))
 
+    (idx,) = beside(model, idx)
     with watched(model, model.blocks, record):
         states = model(idx, n_loop=n_loop, return_states=True)[2]
     ends = [before[0], *map(at_least_float32, states)]  # N + 1 streams: before the first loop, and after each
