@@ -11,11 +11,7 @@ standard library only, so it can be copied out and read alone. From top to botto
                     h <- post_norm(skip * h + carry(branch * out_norm(f(in_gain * pre_norm(h)))))
     LoopedGPT       the loop, segmented backprop, generation, the optimizer groups
 
-    from minilooped import LoopedConfig, LoopedGPT
-    model = LoopedGPT(LoopedConfig(vocab_size=65, block_size=64, n_layer=2, n_loop=4, n_head=4, n_embd=128))
-    logits, loss = model(idx, targets)              # idx, targets: (B, T) int64
-    for loss in model.segment_losses(idx, targets):  # the same, one loss per segment of loops
-        loss.backward()
+    logits, loss = LoopedGPT(LoopedConfig(n_layer=2, n_loop=4))(idx, targets)  # idx, targets: (B, T) int64
 
 Shapes use B batch, T positions, C = n_embd, H heads, D = C / H, V vocabulary, E experts, k = top_k, S = B * T tokens.
 Papers, cited by number: [1] On the Residual Scaling of Looped Transformers, arXiv 2606.18524. [2] DeepLoop,
@@ -36,74 +32,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Settings and how they are checked
+# Configuration
 
-
-def plain_number(value: Any, whole: bool) -> int | float | None:
-    """A number of any library as one of Python's, so np.int64(3) as 3. None if it is none, or not whole but should be.
-
-    True and False are no numbers here.
-    """
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return float(value) if isinstance(value, numbers.Real) and not whole else None
-
-
-COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
-
-
-def unmet(value: Any, annotation: Any, bounds: str | None) -> str | None:
-    """What a setting must be by its annotation and is not, in words; None if all is well. See `check_settings`."""
-    kinds = get_args(annotation) or (annotation,)
-    if get_origin(annotation) is Literal:
-        return None if value in kinds else f"one of {', '.join(kinds)}"
-    if bool in kinds:
-        return None if isinstance(value, bool) else "True or False"
-    if str in kinds:
-        return None if isinstance(value, str) else "a str"
-    whole = int in kinds
-    kind, least, most = ("an int", ">= 1", "<= 9e18") if whole else ("a finite number", ">= 0", "<= 1e300")
-    number = plain_number(value, whole)
-    for bound in (*(bounds or least).split(", "), most):
-        sign, limit = bound.split()
-        if number is None or not COMPARISONS[sign](number, float(limit)):
-            return f"{kind} {bound}"
-    return None
-
-
-def check_settings(settings: Any, bounds: Mapping[str, str]) -> None:
-    """Check each field of a dataclass by its annotation, and store its numbers as Python's own.
-
-    An annotation is a Literal of strings, or bool, str, int or float, perhaps with None. bounds: what the number of a
-    field must fulfil, such as ">= 0, < 1"; without an entry an int must be >= 1 and a float >= 0. Raises a ValueError
-    that names the field, its value and what it must be.
-    """
-    for field in fields(settings):
-        value, optional = getattr(settings, field.name), type(None) in get_args(field.type)
-        if value is None and optional:
-            continue
-        if wanted := unmet(value, field.type, bounds.get(field.name)):
-            raise ValueError(f"{field.name}={value!r} must be {wanted}{', or None' if optional else ''}")
-        if (number := plain_number(value, whole=False)) is not None:
-            object.__setattr__(settings, field.name, number)  # the dataclass may be frozen
-
-
-# A visit of a block takes Python a fraction of a millisecond: at the largest depths a forward pass takes minutes.
-MAX_LAYERS = MAX_LOOPS = 100_000
-
-BOUNDS = {
-    "n_layer": f">= 1, <= {MAX_LAYERS}",
-    "n_loop": f">= 1, <= {MAX_LOOPS}",
-    "init_std": "> 0",  # 0 would switch the model off, and so would lam = 0
-    "lam": "> 0",
-    "l_ref": "> 0",
-    "loop_residual": ">= 0, < 1",
-    "n_expert": ">= 0",
-    "n_expert_shared": ">= 0",
-}
+# What a number must fulfil, where an int >= 1 or a float >= 0 is not enough. A block visit takes Python a fraction of a
+# millisecond, so that a forward pass of 100,000 loops takes a minute.
+BOUNDS = {"n_layer": ">= 1, <= 100000", "n_loop": ">= 1, <= 100000", "loop_residual": ">= 0, < 1"}
+BOUNDS |= dict.fromkeys(("init_std", "lam", "l_ref"), "> 0")  # 0 would switch the model off
+BOUNDS |= dict.fromkeys(("n_expert", "n_expert_shared"), ">= 0")
 
 
 @dataclass(frozen=True)
@@ -139,11 +74,10 @@ class LoopedConfig:
     n_expert_shared: int = 0  # experts that every token visits, with weight 1
     top_k: int = 2  # routed experts per token
     router: Literal["shared", "per_loop"] = "shared"  # one router for all loops, or one per loop
-    router_init: Literal["copy", "independent"] = "copy"  # per-loop routers start equal, or not
+    router_init: Literal["copy", "independent"] = "copy"  # copy: the per-loop routers start equal
     gate: Literal["softmax", "sigmoid"] = "softmax"  # logits to scores
-    # bias: a selection bias, moved once per optimizer update by `LoopedGPT.move_biases`. switch: the Switch loss. The
-    # Switch loss is a product of two means over the tokens of one forward, so it is taken per micro-batch and process:
-    # gradients of the same step in 8 micro-batches differed from those in one by 0.05 to 0.24 %.
+    # bias: one for the selection, see `LoopedGPT.move_biases`. switch: the Switch loss, a product of two means over the
+    # tokens of one forward. So the gradient of a step in 8 micro-batches differs from that in one by 0.05 to 0.24 %.
     balance: Literal["bias", "switch", "none"] = "bias"
     balance_coef: float = 2e-3  # step of the bias, or weight of the Switch loss
     z_coef: float = 1e-3  # weight of the router z-loss, a mean over all tokens, those without a target included
@@ -152,8 +86,8 @@ class LoopedConfig:
     segment: int | None = None  # loops per segment of segmented backprop; None: ordinary backprop
 
     # Two ways to save memory in training that change no result.
-    recompute_loops: bool = False  # activation checkpointing: hold each loop's start only, and run it again backwards
-    loss_chunk: int | None = None  # tokens whose logits are there at a time; None: all. For large vocabularies
+    recompute_loops: bool = False  # activation checkpointing: hold each loop's start, run the loop again in backward
+    loss_chunk: int | None = None  # tokens whose logits exist at the same time; None: all. For large vocabularies
 
     def __post_init__(self):
         check_settings(self, BOUNDS)
@@ -162,10 +96,8 @@ class LoopedConfig:
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}: change one of them")
         if self.pos == "rope" and self.n_embd // self.n_head % 2:
-            raise ValueError(
-                f"pos='rope' turns pairs, so the head width n_embd/n_head={self.n_embd // self.n_head} must be even: "
-                "change n_embd or n_head, or use pos='learned'"
-            )
+            odd = f"pos='rope' turns pairs, so the head width n_embd/n_head={self.n_embd // self.n_head} must be even"
+            raise ValueError(f"{odd}: change n_embd or n_head, or use pos='learned'")
         if 0 < self.n_expert < self.top_k:
             raise ValueError(f"top_k={self.top_k} is more than the n_expert={self.n_expert} experts: lower top_k")
         for name, off in (("n_expert_shared", 0), ("router", "shared"), ("moe_out_norm", False)):
@@ -183,16 +115,6 @@ class LoopedConfig:
         n_loop = self.n_loop if n_loop is None else n_loop
         length = self.segment or n_loop
         return [range(first, min(first + length, n_loop)) for first in range(0, n_loop, length)]
-
-    @property
-    def layer_ratio(self) -> float:
-        """L / l_ref, unique layers as the scaling rules count them."""
-        return self.n_layer / self.l_ref
-
-    @property
-    def depth_ratio(self) -> float:
-        """L * N / l_ref, the unrolled depth as the scaling rules count it."""
-        return self.n_unroll / self.l_ref
 
     @property
     def inner(self) -> int:
@@ -218,23 +140,18 @@ class LoopedConfig:
 
     def num_params(self) -> int:
         """Parameters of the model, reckoned without making one: a looped block once, a tied matrix once."""
-        width, row = self.n_embd, self.row
-
-        def mlp(inner: int, bias: bool) -> int:
-            inner_in = inner * (2 if self.mlp == "swiglu" else 1)
-            return width * (inner_in + inner) + bias * (inner_in + width)
-
+        width, inner, row = self.n_embd, self.inner, self.row
+        inner_in = inner * (2 if self.mlp == "swiglu" else 1)
         norm = width * (2 if self.norm == "layer" and self.bias else 1)
-        block = 4 * width * (width + self.bias) + {"none": 0, "pre": 2, "post": 2, "both": 4}[row.norm] * norm
-        block += row.learn_branch + self.moe_out_norm * width
+        norms = {"none": 0, "pre": 2, "post": 2, "both": 4}[row.norm]
+        block = 4 * width * (width + self.bias) + norms * norm + self.moe_out_norm * width + row.learn_branch
         if self.n_expert:
             routers = self.n_loop if self.router == "per_loop" else 1
-            block += self.n_expert * (routers * width + mlp(self.inner, bias=False))
-        if self.n_expert_shared or not self.n_expert:
-            block += mlp(self.inner * (self.n_expert_shared or 1), self.bias)
-        positions = self.block_size if self.pos == "learned" else 0
-        tokens = self.vocab_size * (1 if self.tie_embeddings else 2)
-        return self.n_layer * block + (tokens + positions) * width + norm
+            block += self.n_expert * width * (routers + inner_in + inner)
+        if mlps := self.n_expert_shared if self.n_expert else 1:  # MLPs that every token visits
+            block += mlps * width * (inner_in + inner) + self.bias * (mlps * inner_in + width)
+        vectors = self.vocab_size * (1 if self.tie_embeddings else 2) + (self.pos == "learned") * self.block_size
+        return self.n_layer * block + vectors * width + norm
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -256,35 +173,32 @@ class Row:
     embed_norm: bool = False  # default of LoopedConfig.embed_norm
 
 
-def lam_or(default: float, c: LoopedConfig) -> float:
-    """The config's lambda, or the row's own."""
-    return default if c.lam is None else c.lam
-
-
-# No row adds GPT-2's 1/sqrt(2L) to the init of the output projections: depth would be paid for twice.
+# No row adds GPT-2's 1/sqrt(2L) to the init of the output projections. That factor would count the depth twice.
 RULES: dict[str, Callable[[LoopedConfig], Row]] = {
     # No scaling: tied updates add up like N, untied ones like sqrt(L). [1] section 1
     "none": lambda c: Row(),
     "sqrt": lambda c: Row(branch=c.n_loop**-0.5),  # what untied layers would need
     "inverse": lambda c: Row(branch=1 / c.n_loop),  # what tied ones need
     "sqrt_depth": lambda c: Row(branch=c.n_unroll**-0.5),
-    # lambda / (N sqrt(L/l_ref)): loops and layers apart. The learning rate and Adam's epsilon see L only. [1] theorem 3
+    # lambda / (N sqrt(L/l_ref)): loops and layers count separately, and learning rate and epsilon see L. [1] theorem 3
     "factored": lambda c: Row(
-        branch=lam_or(1.0, c) / c.n_loop * c.layer_ratio**-0.5,
-        lr_factor=c.layer_ratio**-0.5,
-        eps_factor=c.layer_ratio**-0.5,
+        branch=(c.lam or 1) / c.n_loop * (c.n_layer / c.l_ref) ** -0.5,
+        lr_factor=(c.n_layer / c.l_ref) ** -0.5,
+        eps_factor=(c.n_layer / c.l_ref) ** -0.5,
     ),
     # The scale of LOOM [3]; its other parts are switches of their own.
-    "loom": lambda c: Row(branch=lam_or(0.5, c) / c.n_loop * c.n_layer**-0.5, embed_norm=True),
+    "loom": lambda c: Row(branch=(c.lam or 0.5) / c.n_loop * c.n_layer**-0.5, embed_norm=True),
     # Depth-muP, arXiv 2310.02244: 1/sqrt(depth) on branch, learning rate and epsilon. CompleteP, arXiv 2505.01618, at
-    # alpha = 1: 1/depth on branch and epsilon. Both see the unrolled depth.
+    # alpha = 1: 1/depth on branch and epsilon. Both count the unrolled depth.
     "depth_mup": lambda c: Row(
-        branch=c.depth_ratio**-0.5, lr_factor=c.depth_ratio**-0.5, eps_factor=c.depth_ratio**-0.5
+        branch=(c.n_unroll / c.l_ref) ** -0.5,
+        lr_factor=(c.n_unroll / c.l_ref) ** -0.5,
+        eps_factor=(c.n_unroll / c.l_ref) ** -0.5,
     ),
-    "completep": lambda c: Row(branch=1 / c.depth_ratio, eps_factor=1 / c.depth_ratio),
-    # LayerNorm Scaling, arXiv 2502.05795: the norm's output fades with the visit.
+    "completep": lambda c: Row(branch=1 / (c.n_unroll / c.l_ref), eps_factor=1 / (c.n_unroll / c.l_ref)),
+    # LayerNorm Scaling, arXiv 2502.05795: the norm's output shrinks with the visit.
     "layernorm_scaling": lambda c: Row(in_gain=lambda visit: visit**-0.5),
-    # ReZero, arXiv 2003.04887: silent branches that learn to speak, and no norm.
+    # ReZero, arXiv 2003.04887: the multiplier of a branch is learned and starts at 0, and there is no norm.
     "rezero": lambda c: Row(branch=0.0, learn_branch=True, norm="none"),
     # DeepNorm, arXiv 2203.00555, p = 1/4, and DeepLoop [2], p = 1/2: (2LN)^p on the skip, (8LN)^-p on the init.
     "deepnorm": lambda c: Row(skip=(2 * c.n_unroll) ** 0.25, init_gain=(8 * c.n_unroll) ** -0.25, norm="post"),
@@ -320,20 +234,6 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-# Where the width of the logits decides the speed of a matrix product, and the multiple to which it is padded there.
-PADDED_DEVICES, PADDED_MULTIPLE = ("cuda",), 128
-
-
-def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits (S, V), targets (S,), -100 is ignored -> (), the sum over the targets, in float32 or better."""
-    return F.cross_entropy(at_least_float32(logits), targets, reduction="sum")
-
-
-def counted(targets: Tensor) -> Tensor:
-    """How many targets count, (); 1 where all are ignored, so that their loss is 0 and not NaN."""
-    return (targets != -100).sum().clamp_min(1)
-
-
 def rotary_table(block_size: int, head_size: int, base: float = 10000.0) -> Tensor:
     """cos and sin of the rotary angles, (2, block_size, 1, 1, D), laid out for `rotate`."""
     frequency = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)  # (D/2,)
@@ -353,19 +253,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention: q (B, H, T, D) are the last T of the S positions of k and v (B, H, S, D)."""
     T, S = q.shape[-2], k.shape[-2]
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and S <= 512:
-        # The CPU's fused kernel has a slow bfloat16 backward; up to about this length plain products are faster.
+        # The CPU's fused kernel has a slow bfloat16 backward. Up to about this length plain products are faster.
         with torch.autocast("cpu", enabled=False):
             mask = torch.full((T, S), -torch.inf, dtype=q.dtype).triu(S - T + 1)
             score = torch.baddbmm(mask, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.shape[-1] ** -0.5)  # (B*H, T, S)
             return (score.softmax(dim=-1) @ v.flatten(0, 1)).view_as(q)
-    if T in (1, S):  # the last position sees all, so it needs no mask
+    if T in (1, S):  # the last position sees all others, so it needs no mask
         return F.scaled_dot_product_attention(q, k, v, is_causal=T == S)
     mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 class KVCache:
-    """Preallocated keys and values for generation: one slot per (loop, layer), since every visit has its own."""
+    """Preallocated keys and values for generation: one slot per (loop, layer), for each visit has its own."""
 
     def __init__(self, config: LoopedConfig, n_loop: int, batch: int, like: Tensor, length: int | None = None):
         self.capacity = config.block_size if length is None else min(length, config.block_size)
@@ -393,17 +293,15 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, rope: Tensor | None = None, slot: tuple[Tensor, int] | None = None) -> Tensor:
+        """rope: (2, T, 1, 1, D), the angles of these positions, needed where pos='rope'; slot: see KVCache."""
         B, T, C = x.shape
-        if self.rotary and (rope is None or rope.shape[1] != T):
-            raise ValueError(
-                f"with pos='rope' a block needs the angles of its {T} positions: give it "
-                f"rope=model.rope[:, s : s + {T}], where s is the first position, 0 without a cache"
-            )
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
         qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2, H, D), (B, T, 1, H, D)
         if self.qk_norm:
             qk = rms_norm(qk)
         if self.rotary:
+            if rope is None or rope.shape[1] != T:
+                raise ValueError(f"pos='rope' needs the angles of these {T} positions: give rope=model.rope[:, :{T}]")
             qk = rotate(qk, rope)
         q, k = qk.transpose(1, 3).unbind(2)  # each (B, H, T, D)
         v = v.squeeze(2).transpose(1, 2)  # (B, H, T, D)
@@ -447,14 +345,15 @@ class Routing(NamedTuple):
 class Router(nn.Module):
     """Scores the experts for every token and picks the top k. One set of weights for all loops, or one per loop."""
 
+    bias: Tensor  # (E,), added to the scores for the selection only; no gradient moves it, see `LoopedGPT.move_biases`
+    collected: Tensor  # (E,) int64, tokens that each expert got in the training forwards since the last move
+
     def __init__(self, config: LoopedConfig):
         super().__init__()
         self.config = config
         n_router = config.n_loop if config.router == "per_loop" else 1
         self.weight = nn.Parameter(torch.empty(n_router, config.n_expert, config.n_embd))
-        # Added to the scores for selection only. No gradient reaches it: `LoopedGPT.move_biases` moves it.
         self.register_buffer("bias", torch.zeros(config.n_expert))
-        # Tokens that each expert got in the training forwards since the last move, (E,).
         self.register_buffer("collected", torch.zeros(config.n_expert, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor, loop: int) -> Routing:
@@ -478,9 +377,9 @@ class Router(nn.Module):
             aux_loss = aux_loss + config.balance_coef * n_expert * (share * probability).sum()
         return Routing(choice, weight, load, aux_loss)
 
-    def move_bias(self, load: Tensor):
+    def move_bias(self, load: Tensor) -> None:
         """One step of `balance_coef` for each expert: up below the mean load, down above it. [3]; load: (E,) int64"""
-        above = torch.sign(len(load) * load - load.sum())  # in whole numbers, where a load at the mean gives exactly 0
+        above = torch.sign(len(load) * load - load.sum())  # in whole numbers, so that the mean load itself gives 0
         self.bias -= self.config.balance_coef * above.to(self.bias.dtype)
 
 
@@ -565,7 +464,7 @@ class Memory(NamedTuple):
     global_: EMA
 
     def carry(self, update: Tensor, beta: float) -> tuple[Tensor, "Memory"]:
-        """Write `update`, and return what takes its place on the stream: both memories' means."""
+        """Write `update`, and return what takes its place on the stream: the sum of both memories' means."""
         local = self.local.write(update, beta)
         recent = local.read()
         global_ = self.global_.write(recent, beta)
@@ -579,7 +478,7 @@ class Block(nn.Module):
         super().__init__()
         row = config.row
         before, after = row.norm in ("pre", "both"), row.norm in ("post", "both")
-        self.skip, self.beta = row.skip, config.loop_residual
+        self.skip, self.beta = row.skip, config.loop_residual or 0.0
         self.branch = nn.Parameter(torch.tensor(row.branch)) if row.learn_branch else row.branch
         self.attn = Attention(config)
         self.attn_pre_norm = make_norm(config) if before else nn.Identity()
@@ -599,17 +498,14 @@ class Block(nn.Module):
         slot: tuple[Tensor, int] | None = None,
     ) -> tuple[Tensor, Memory | None, Routing | None]:
         """One visit. h: (B, T, C), the residual stream; loop: 0-based; rope: (2, T, 1, 1, D); slot: see KVCache."""
-        update = self.attn(scale(self.attn_pre_norm(h), in_gain), rope, slot).to(h.dtype)
-        update = scale(update, self.branch)
+        x = scale(self.attn_pre_norm(h), in_gain)
+        update = scale(self.attn(x, rope, slot).to(h.dtype), self.branch)
         if memory is not None:
             update, memory = memory.carry(update, self.beta)
         h = self.attn_post_norm(scale(h, self.skip) + update)
 
-        x, routing = scale(self.mlp_pre_norm(h), in_gain), None
-        if isinstance(self.mlp, MoE):
-            update, routing = self.mlp(x, loop)
-        else:
-            update = self.mlp(x)
+        x = scale(self.mlp_pre_norm(h), in_gain)
+        update, routing = self.mlp(x, loop) if isinstance(self.mlp, MoE) else (self.mlp(x), None)
         update = scale(self.mlp_out_norm(update.to(h.dtype)), self.branch)
         h = self.mlp_post_norm(scale(h, self.skip) + update)
         return h, memory, routing
@@ -618,9 +514,14 @@ class Block(nn.Module):
 # ----------------------------------------------------------------------------------------------------------------------
 # The looped model
 
+# On these devices the width of the logits decides how fast the head is. In training it is padded to such a multiple.
+PADDED_DEVICES, PADDED_MULTIPLE = ("cuda",), 128
+
 
 class LoopedGPT(nn.Module):
     """L blocks applied N times: one Python loop over visits, each block one object called many times."""
+
+    rope: Tensor | None
 
     def __init__(self, config: LoopedConfig):
         super().__init__()
@@ -641,20 +542,19 @@ class LoopedGPT(nn.Module):
         return self.config.row
 
     @torch.no_grad()
-    def init_weights(self):
+    def init_weights(self) -> None:
         """Matrices ~ N(0, init_std^2), times the rule's init gain for value, output and MLP; biases 0; norms 1."""
         gain, width = self.row.init_gain, self.config.n_embd
         for name, parameter in self.named_parameters():
-            if name.endswith(".branch") or "norm" in name:
-                continue  # made with their final values: ReZero's scalars and the norms
             if name.endswith(".bias"):
                 parameter.zero_()
-                continue
+            if parameter.dim() < 2:
+                continue  # norms and ReZero's scalars are made with their final values
             parameter.normal_(std=self.config.init_std)
             if name.endswith(".qkv.weight"):
-                parameter[2 * width :] *= gain  # the values; queries and keys keep gain 1
+                parameter[2 * width :].mul_(gain)  # the values; queries and keys keep gain 1
             elif name.startswith("blocks.") and not name.endswith(".router.weight"):
-                parameter *= gain
+                parameter.mul_(gain)
             elif name.endswith(".router.weight") and self.config.router_init == "copy":
                 parameter.copy_(parameter[:1].clone().expand_as(parameter))  # [3]: every loop starts from router 0
 
@@ -673,62 +573,46 @@ class LoopedGPT(nn.Module):
         return 0.0 if t == 1 else min(1.0, self.config.reinject_lam / (t * math.sqrt(self.config.n_layer)))
 
     def run_loop(
-        self,
-        h: Tensor,
-        loop: int,
-        x0: Tensor,
-        global_ema: EMA | None = None,
-        start: int = 0,
-        cache: KVCache | None = None,
-    ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
+        self, h: Tensor, loop: int, x0: Tensor, ema: EMA | None = None, start: int = 0, cache: KVCache | None = None
+    ) -> tuple[Tensor, EMA | None, list[Routing]]:
         """One pass through the stack.
 
-        h: (B, T, C), the stream; loop: 0-based; x0: (B, T, C), the embedding; global_ema: the looping residual's
-        global memory, None in the first loop; start: position of the first token. Returns the stream, the global
-        memory and one routing per layer.
+        h: (B, T, C), the stream; loop: 0-based; x0: (B, T, C), the embedding; ema: the looping residual's global
+        memory, None in the first loop; start: position of the first token. Returns the stream, the global memory, and
+        the routing of each layer if there are experts.
         """
+        # The memory goes in as tensors, because the backward pass lets go of saved tensors, but not of a tuple.
+        inputs = h, loop, x0, start, cache, *(ema or ())
         if self.config.recompute_loops and torch.is_grad_enabled() and cache is None:
-            return self._recomputed_loop(h, loop, x0, global_ema, start)
-        return self._run_loop(h, loop, x0, global_ema, start, cache)
+            # Nothing of this loop is held but its inputs. The backward pass runs it a second time.
+            return checkpoint(self._visit_blocks, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return self._visit_blocks(*inputs)
 
-    def _recomputed_loop(
-        self, h: Tensor, loop: int, x0: Tensor, global_ema: EMA | None, start: int
-    ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
-        """A loop of which nothing is held but its inputs: the backward pass runs it a second time."""
-
-        def run(h: Tensor, loop: int, x0: Tensor, start: int, *global_ema: Tensor):
-            return self._run_loop(h, loop, x0, EMA(*global_ema) if global_ema else None, start)
-
-        # The global memory goes in as tensors: saved for the backward pass, and let go by it. A tuple is only kept.
-        inputs = h, loop, x0, start, *(global_ema or ())
-        return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
-
-    def _run_loop(
-        self, h: Tensor, loop: int, x0: Tensor, global_ema: EMA | None, start: int, cache: KVCache | None = None
-    ) -> tuple[Tensor, EMA | None, list[Routing | None]]:
-        config, in_gain, rope, memory, routings = self.config, self.row.in_gain, None, None, []
+    def _visit_blocks(
+        self, h: Tensor, loop: int, x0: Tensor, start: int, cache: KVCache | None, *global_ema: Tensor
+    ) -> tuple[Tensor, EMA | None, list[Routing]]:
+        config, in_gain, memory, routings = self.config, self.row.in_gain, None, []
         if config.reinject and loop > 0:
             h = torch.lerp(h, x0, self.reinjection_gain(loop))
         if config.loop_residual is not None:
-            memory = Memory(local=EMA.empty(h), global_=EMA.empty(h) if global_ema is None else global_ema)
-        if self.rope is not None:
-            rope = self.rope[:, start : start + h.shape[1]]
+            memory = Memory(local=EMA.empty(h), global_=EMA(*global_ema) if global_ema else EMA.empty(h))
+        rope = None if self.rope is None else self.rope[:, start : start + h.shape[1]]
         for layer, block in enumerate(self.blocks):
             gain = in_gain(loop * config.n_layer + layer + 1) if callable(in_gain) else in_gain
             slot = None if cache is None else cache.slot(loop, layer)
             h, memory, routing = block(h, loop, gain, rope, memory, slot)
-            routings.append(routing)
+            if routing is not None:
+                routings.append(routing)
         if config.loop_end_norm:
             h = rms_norm(h)
         return h, None if memory is None else memory.global_, routings
 
     def _head(self) -> tuple[Tensor, Tensor | None]:
-        """The head's matrix (V, C) and no bias; or, padded, a matrix (V', C) and a bias (V').
+        """The head's matrix (V, C) and no bias; or, padded, a matrix (V', C) and a bias (V',).
 
-        GPT-2's vocabulary of 50,257 is odd, and a GPU's tensor cores want widths that are multiples of 64 or 128. So in
-        training on a GPU rows of zeros are added to the matrix for the time of the product, with a bias of minus
-        infinity: the added logits have probability 0 and no gradient. Parameters, checkpoints and the logits that
-        `logits` returns never show them.
+        A GPU's tensor cores want widths that are multiples of 64 or 128, and GPT-2's vocabulary of 50,257 is odd. In
+        training on a GPU the matrix therefore gets rows of zeros, with a bias of minus infinity: their logits have
+        probability 0 and no gradient. The padding is made anew for each product. No parameter and no result shows it.
         """
         weight = self.wte.weight if self.head is None else self.head.weight
         extra = -len(weight) % PADDED_MULTIPLE
@@ -742,24 +626,28 @@ class LoopedGPT(nn.Module):
         logits = F.linear(self.final_norm(h), weight, bias)
         return logits if bias is None else logits[..., : self.config.vocab_size]
 
-    def cross_entropy(self, h: Tensor, targets: Tensor) -> Tensor:
+    def cross_entropy(self, h: Tensor, targets: Tensor, logits: Tensor | None = None) -> Tensor:
         """Loss of the read-out: h (B, T, C), targets (B, T), -100 is ignored -> (), nats per target that counts.
 
-        With `loss_chunk` the logits of that many tokens are there at a time, and the backward pass makes them again.
+        With `loss_chunk` the logits of so many tokens exist at the same time, and the backward pass makes them again.
+        logits: (B, T, V), if they are made already. Where all targets are ignored, the loss is 0 and not NaN.
         """
         h, targets = h.flatten(0, 1), targets.flatten()  # (S, C), (S,)
         size = self.config.loss_chunk or len(h)
-        weight, bias = self._head()  # padded once for all chunks
+        if logits is None:
+            weight, bias = self._head()  # padded once for all chunks
 
         def summed(h: Tensor, targets: Tensor) -> Tensor:
-            return summed_cross_entropy(F.linear(self.final_norm(h), weight, bias), targets)
+            read = F.linear(self.final_norm(h), weight, bias) if logits is None else logits.flatten(0, 1)  # (S, V)
+            return F.cross_entropy(at_least_float32(read), targets, reduction="sum")
 
-        if size >= len(h):
+        if logits is not None or size >= len(h):
             total = summed(h, targets)
         else:
             chunks = zip(h.split(size), targets.split(size), strict=True)
-            total = sum(checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks)
-        return total / counted(targets)
+            first, *rest = [checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks]
+            total = sum(rest, first)
+        return total / (targets != -100).sum().clamp_min(1)
 
     def forward(
         self,
@@ -794,12 +682,8 @@ class LoopedGPT(nn.Module):
         if cache is not None:
             cache.length += idx.shape[1]
         logits, loss = self.logits(h) if return_logits else None, None
-        if targets is not None and return_logits:
-            loss = summed_cross_entropy(logits.flatten(0, 1), targets.flatten()) / counted(targets)
-        elif targets is not None:
-            loss = self.cross_entropy(h, targets)
-        if loss is not None:
-            loss = self._with_aux_loss(loss, routings)
+        if targets is not None:
+            loss = self._with_aux_loss(self.cross_entropy(h, targets, logits), routings)
         self._collect_loads(routings)
         return (logits, loss, states) if return_states else (logits, loss)
 
@@ -807,9 +691,9 @@ class LoopedGPT(nn.Module):
         """Segmented backprop [3]: one loss per segment of `config.segment` loops, the last segment may be shorter.
 
         Call backward on each loss before taking the next: the stream and the global memory are then detached, so no
-        gradient crosses a cut, and the activations of one segment are all that is ever held. The embedding is
-        recomputed for every segment, so an optimizer step between two of them is seen. Without `segment`, or with at
-        least N loops in it, there is one loss, equal to the forward's.
+        gradient crosses a cut, and only the activations of one segment are held. The embedding is recomputed for every
+        segment, so that the next one uses an optimizer step made in between. Without `segment`, or with at least N
+        loops in it, there is one loss, equal to the forward's.
         """
         if targets is None:
             raise ValueError("segment_losses needs targets")
@@ -834,61 +718,11 @@ class LoopedGPT(nn.Module):
             yield loss
             del loss
 
-    def _with_aux_loss(self, loss: Tensor, routings: list[list[Routing | None]]) -> Tensor:
-        if self.training and self.config.n_expert:
-            loss = loss + torch.stack([r.aux_loss for routed in routings for r in routed]).mean()
-        return loss
-
-    # -- balancing the experts -----------------------------------------------------------------------------------------
-
-    def _routers(self) -> list[Router]:
-        """The routers whose selection bias balances the experts, one per layer; none with another `balance`."""
-        balanced = self.config.n_expert and self.config.balance == "bias"
-        return [block.mlp.router for block in self.blocks] if balanced else []
-
-    def _collect_loads(self, routings: list[list[Routing | None]]):
-        """After a forward that trains: add each layer's loads, summed over its visits, to what its router has."""
-        collects = self.training and torch.is_grad_enabled()
-        for layer, router in enumerate(self._routers() if collects else []):
-            router.collected += torch.stack([routed[layer].load for routed in routings]).sum(dim=0)
-
-    @torch.no_grad()
-    def move_biases(self):
-        """Bias balancing [3]: move each layer's selection bias by the loads collected since the last call.
-
-        Call this once per optimizer update, after `optimizer.step()`. The loads are those of all training forwards with
-        gradients since the last call, summed over visits, segments, micro-batches and processes, so that the move does
-        not depend on how a step is divided. Nothing moves if nothing was collected, or if `balance` is not "bias".
-        """
-        routers = self._routers()
-        if not routers:
-            return
-        loads = torch.stack([router.collected for router in routers])  # (L, E)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(loads)
-        for router, load in zip(routers, loads, strict=True):
-            router.move_bias(load)
-        self.forget_loads()
-
-    def forget_loads(self):
-        """Clear the loads collected for `move_biases`, for forwards that no optimizer update follows."""
-        for router in self._routers():
-            router.collected.zero_()
-
     def loop_count(self, n_loop: int | None) -> int:
-        """The loop count of a call: the config's for None, and any whole number from 1 on."""
-        if n_loop is None:
-            return self.config.n_loop
-        count = plain_number(n_loop, whole=True)
-        if count is None or not 1 <= count <= MAX_LOOPS:
-            bound = f"<= {MAX_LOOPS}" if count is not None and count > 1 else ">= 1"
-            raise ValueError(
-                f"n_loop={n_loop!r} must be a whole number {bound} (this model was made for "
-                f"n_loop={self.config.n_loop})"
-            )
-        return int(count)
+        """The loop count of a call; None is the config's."""
+        return self.config.n_loop if n_loop is None else checked("n_loop", n_loop, int, BOUNDS["n_loop"])
 
-    def _check_tokens(self, idx: Tensor, targets: Tensor | None = None, start: int = 0):
+    def _check_tokens(self, idx: Tensor, targets: Tensor | None = None, start: int = 0) -> None:
         if idx.dim() != 2 or idx.numel() == 0:
             raise ValueError(f"idx must be (B, T) with at least one token, got {tuple(idx.shape)}")
         if start + idx.shape[1] > self.config.block_size:
@@ -899,6 +733,46 @@ class LoopedGPT(nn.Module):
             )
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(f"targets {tuple(targets.shape)} and idx {tuple(idx.shape)} must have the same shape")
+
+    # -- balancing the experts -----------------------------------------------------------------------------------------
+
+    def _with_aux_loss(self, loss: Tensor, routings: list[list[Routing]]) -> Tensor:
+        """The loss, in train mode plus the mean of all visits' auxiliary losses."""
+        losses = [routing.aux_loss for routed in routings for routing in routed]
+        return loss + torch.stack(losses).mean() if self.training and losses else loss
+
+    def _routers(self) -> list[Router]:
+        """The routers whose selection bias balances the experts, one per layer; none with another `balance`."""
+        mlps = [block.mlp for block in self.blocks if self.config.balance == "bias"]
+        return [mlp.router for mlp in mlps if isinstance(mlp, MoE)]
+
+    def _collect_loads(self, routings: list[list[Routing]]) -> None:
+        """After a forward that trains: add each layer's loads, summed over its visits, to what its router has."""
+        if self.training and torch.is_grad_enabled():
+            for layer, router in enumerate(self._routers()):
+                router.collected += torch.stack([routed[layer].load for routed in routings]).sum(dim=0)
+
+    @torch.no_grad()
+    def move_biases(self) -> None:
+        """Bias balancing [3]: move each layer's selection bias by the loads collected since the last call.
+
+        Call this once per optimizer update, after `optimizer.step()`. The loads are those of all training forwards with
+        gradients since the last call, summed over visits, segments, micro-batches and processes, so that the move does
+        not depend on how a step is divided. Nothing moves if nothing was collected, or if `balance` is not "bias".
+        """
+        if not (routers := self._routers()):
+            return
+        loads = torch.stack([router.collected for router in routers])  # (L, E)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(loads)
+        for router, load in zip(routers, loads, strict=True):
+            router.move_bias(load)
+        self.forget_loads()
+
+    def forget_loads(self) -> None:
+        """Clear the loads collected for `move_biases`, for forwards that no optimizer update follows."""
+        for router in self._routers():
+            router.collected.zero_()
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
@@ -918,12 +792,15 @@ class LoopedGPT(nn.Module):
         """Continue idx (B, T) by max_new_tokens tokens -> (B, T + max_new_tokens), or fewer with a stop token.
 
         temperature: 0 is greedy. top_k: sample from the k likeliest; None or 0 is off. n_loop: loops per token.
-        stop_token: a row ends with the first one it draws, and is filled up with it; when all rows have ended, the
-        result does, too. Past block_size tokens the window is the last block_size ones, and it is run anew for every
-        token, since all its positions move. Runs in eval mode and restores the mode. Raises ValueError for an option
-        that cannot work, FloatingPointError for logits that are not finite.
+        stop_token: a row ends with the first stop token it draws, and is filled up with it. The call ends when all rows
+        have ended. Past block_size tokens the window is the last block_size ones, and it is run anew for every token,
+        since all its positions move. Runs in eval mode and restores the mode. Raises ValueError for an option that
+        cannot work, FloatingPointError for logits that are not finite.
         """
-        check_sampling(temperature, max_new_tokens, top_k, stop_token, self.config.vocab_size)
+        temperature = checked("temperature", temperature, float)
+        max_new_tokens = checked("max_new_tokens", max_new_tokens, int, ">= 0")
+        top_k = checked("top_k", top_k, int | None, ">= 0")
+        stop_token = checked("stop_token", stop_token, int | None, f">= 0, < {self.config.vocab_size}")
         n_loop, block_size, cache = self.loop_count(n_loop), self.config.block_size, None
         ended = torch.zeros(len(idx), 1, dtype=torch.bool, device=idx.device)
         with evaluating(self):
@@ -945,7 +822,7 @@ class LoopedGPT(nn.Module):
                     break
         return idx
 
-    # -- counting ------------------------------------------------------------------------------------------------------
+    # -- counting and optimizing ---------------------------------------------------------------------------------------
 
     def num_params(self) -> int:
         """Unique parameters: a looped block once, a tied matrix once."""
@@ -958,8 +835,7 @@ class LoopedGPT(nn.Module):
         and 4 T C per attention visit over T = block_size keys (the causal half is not subtracted, as is usual).
         Training counts the backward pass as two forwards. n_loop: another loop count than the config's.
         """
-        config = self.config
-        width = config.n_embd
+        config, width = self.config, self.config.n_embd
         mlp = width * config.inner * (3 if config.mlp == "swiglu" else 2)
         if config.n_expert:
             mlp = mlp * (config.top_k + config.n_expert_shared) + width * config.n_expert
@@ -968,8 +844,6 @@ class LoopedGPT(nn.Module):
         heads = len(config.segments(n_loop)) if training else 1
         forward = config.n_layer * n_loop * visit + heads * 2 * width * config.vocab_size
         return 3 * forward if training else forward
-
-    # -- optimizer -----------------------------------------------------------------------------------------------------
 
     def configure_optimizer(
         self,
@@ -987,59 +861,38 @@ class LoopedGPT(nn.Module):
         "muon": the hidden 2-D matrices go to torch.optim.Muon with the update's RMS matched to AdamW's, so that one lr
         serves both; stacked experts and routers (3-D) and all else stay with AdamW.
         """
-        if optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer={optimizer!r} is not one of adamw, muon")
-        groups: dict[str, list[nn.Parameter]] = {}
+        checked("optimizer", optimizer, Literal["adamw", "muon"])
+        groups: dict[str, dict[str, Any]] = {}
         for name, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                place = "hidden" if name.startswith("blocks.") else "outer"
-                kind = "no_decay" if parameter.dim() < 2 else "decay"
-                if optimizer == "muon" and place == "hidden" and parameter.dim() == 2:
-                    kind = "muon"
-                groups.setdefault(f"{place}_{kind}", []).append(parameter)
-
-        def group(name: str) -> dict:
-            hidden = name.startswith("hidden")
-            lr_scale = self.row.lr_factor if hidden else 1.0
-            decay = 0.0 if name.endswith("no_decay") else weight_decay
-            options = dict(params=groups[name], name=name, lr=lr * lr_scale, lr_scale=lr_scale, weight_decay=decay)
-            return (
-                options if name.endswith("muon") else options | dict(eps=eps * (self.row.eps_factor if hidden else 1))
-            )
-
-        adamw = torch.optim.AdamW(
-            [group(name) for name in groups if not name.endswith("muon")],
-            lr=lr,
-            betas=betas,
-            fused=self.wte.weight.device.type in ("cpu", "cuda"),
-        )
-        if "hidden_muon" not in groups:
+            if not parameter.requires_grad:
+                continue
+            hidden, kind = name.startswith("blocks."), "no_decay" if parameter.dim() < 2 else "decay"
+            if optimizer == "muon" and hidden and parameter.dim() == 2:
+                kind = "muon"
+            group = groups.setdefault(f"{'hidden' if hidden else 'outer'}_{kind}", dict(params=[]))
+            group["params"].append(parameter)
+        for name, group in groups.items():
+            lr_factor, eps_factor = (self.row.lr_factor, self.row.eps_factor) if "hidden" in name else (1.0, 1.0)
+            group |= dict(name=name, lr=lr * lr_factor, lr_scale=lr_factor)
+            group |= dict(weight_decay=0.0 if "no_decay" in name else weight_decay)
+            group |= {} if "muon" in name else dict(eps=eps * eps_factor)  # Muon has an epsilon of another kind
+        muon = groups.pop("hidden_muon", None)
+        fused = self.wte.weight.device.type in ("cpu", "cuda")
+        adamw = torch.optim.AdamW(list(groups.values()), lr=lr, betas=betas, fused=fused)
+        if muon is None:
             return adamw
-        muon = torch.optim.Muon([group("hidden_muon")], lr=lr, adjust_lr_fn="match_rms_adamw")
-        return OptimizerPair(muon, adamw)
+        return OptimizerPair(torch.optim.Muon([muon], lr=lr, adjust_lr_fn="match_rms_adamw"), adamw)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards, after an error too, the mode that was there."""
+    """Eval mode inside the `with` block. Afterwards, after an error too, the mode is what it was before."""
     was_training = model.training
     model.eval()
     try:
         yield
     finally:
         model.train(was_training)
-
-
-def check_sampling(temperature: float, max_new_tokens: int, top_k: int | None, stop_token: int | None, vocab_size: int):
-    """Raise a ValueError that names the first option of `generate` that cannot work."""
-    if plain_number(temperature, whole=False) is None or not temperature >= 0:
-        raise ValueError(f"temperature={temperature!r} must be a number >= 0")
-    for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k or 0), ("stop_token", stop_token or 0)):
-        count = plain_number(value, whole=True)
-        if count is None or count < 0:
-            raise ValueError(f"{name}={value!r} must be a whole number >= 0")
-    if stop_token is not None and stop_token >= vocab_size:
-        raise ValueError(f"stop_token={stop_token} is no token of this model: it has vocab_size={vocab_size}")
 
 
 def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
@@ -1049,11 +902,8 @@ def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch
     """
     logits = at_least_float32(logits)
     best = logits.amax(dim=-1, keepdim=True)  # (B, 1); NaN where a row has one
-    if not best.isfinite().all():
-        raise FloatingPointError(
-            "the model's logits are not finite, so no token can be drawn: its weights have diverged, or its stream "
-            "overflows at this number of loops"
-        )
+    if not best.is_meta and not best.isfinite().all():  # a meta tensor has no numbers to look at
+        raise FloatingPointError("the model's logits are not finite: its weights or its stream have diverged")
     if temperature < torch.finfo(logits.dtype).tiny:  # 0, or so small that a division by it would be one by 0
         return logits.argmax(dim=-1, keepdim=True)
     logits = (logits - best) / temperature  # at most 0: no overflow as temperature -> 0
@@ -1073,17 +923,74 @@ class OptimizerPair:
     def param_groups(self) -> list[dict]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def step(self):
+    def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def zero_grad(self, set_to_none: bool = True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
-    def load_state_dict(self, state: dict):
+    def load_state_dict(self, state: dict) -> None:
         for optimizer, part in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(part)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The check of settings, of the trainer's too
+
+
+def plain_number(value: Any, whole: bool) -> int | float | None:
+    """A number of any library as Python's own, so np.int64(3) as 3; None for anything else. whole: integers only."""
+    if isinstance(value, bool):
+        return None  # though Python counts them as integers
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value) if isinstance(value, numbers.Real) and not whole else None
+
+
+COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
+def unmet(value: Any, annotation: Any, bounds: str | None) -> str | None:
+    """The demand on a value that it does not meet, in words; None if the value is fine. See `checked`."""
+    kinds = get_args(annotation) or (annotation,)
+    if get_origin(annotation) is Literal:
+        return None if value in kinds else f"one of {', '.join(kinds)}"
+    for kind, words in ((bool, "True or False"), (str, "a str")):
+        if kind in kinds:
+            return None if isinstance(value, kind) else words
+    whole = int in kinds
+    words, least, most = ("an int", ">= 1", "<= 9e18") if whole else ("a finite number", ">= 0", "<= 1e300")
+    number = plain_number(value, whole)
+    for bound in (*(bounds or least).split(", "), most):
+        sign, limit = bound.split()
+        if number is None or not COMPARISONS[sign](number, float(limit)):
+            return f"{words} {bound}"
+    return None
+
+
+def checked(name: str, value: Any, annotation: Any, bounds: str | None = None) -> Any:
+    """The value of a setting, a number as Python's own; or a ValueError with its name, value and what it must be.
+
+    annotation: a Literal of strings, or bool, str, int or float, perhaps with None. bounds: those of a number, such as
+    ">= 0, < 1"; without them an int must be >= 1, and a float >= 0.
+    """
+    if value is None and type(None) in get_args(annotation):
+        return None
+    if demand := unmet(value, annotation, bounds):
+        or_none = ", or None" if type(None) in get_args(annotation) else ""
+        raise ValueError(f"{name}={value!r} must be {demand}{or_none}")
+    number = plain_number(value, whole=False)
+    return value if number is None else number
+
+
+def check_settings(settings: Any, bounds: Mapping[str, str]) -> None:
+    """Check each field of a dataclass, which may be frozen, by its annotation and its entry in `bounds`."""
+    for field in fields(settings):
+        value = checked(field.name, getattr(settings, field.name), field.type, bounds.get(field.name))
+        object.__setattr__(settings, field.name, value)

@@ -1,7 +1,7 @@
 """minilooped for transformers: a thin wrapper around model.py.
 
-`minilooped export` puts copies of this file and of model.py beside a model's weights. In that folder the two are all it
-takes, and transformers runs them once they are trusted:
+`minilooped export` puts copies of this file and of model.py beside a model's weights. The folder needs no other code,
+and transformers runs the two files where the user trusts them:
 
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)            # as many loops as trained
@@ -9,8 +9,8 @@ takes, and transformers runs them once they are trusted:
     model(input_ids).logits, model(input_ids, n_loop=2).logits                              # (B, T, V)
     model.generate(input_ids, max_new_tokens=20)
 
-Generation runs the whole window for every token: transformers' cache has one slot per layer, and a looped model needs
-one per visit. `LoopedGPT.generate` has a cache of its own.
+Generation runs the whole window for every token, because transformers' cache has one slot per layer and a looped model
+needs one per visit. `LoopedGPT.generate` has a cache of its own.
 """
 
 from typing import Any
@@ -54,7 +54,7 @@ class MiniloopedForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module):
-        """LoopedGPT draws its own weights. What no file holds is made here: the rotary table, and no loads so far."""
+        """LoopedGPT draws its own weights. This fills the buffers that no file holds: collected loads, rotary table."""
         if isinstance(module, LoopedGPT):
             module.forget_loads()
             if module.rope is not None:
@@ -73,7 +73,7 @@ class MiniloopedForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         n_loop: int | None = None,
     ) -> CausalLMOutput:
-        """Logits (B, T, V), and with labels the loss in nats per token.
+        """Logits (B, T, V), and the loss in nats per token if there are labels.
 
         input_ids: (B, T) int64, T <= block_size; labels: (B, T) int64, those of the same positions, -100 is ignored.
         attention_mask: (B, T), 1 for a token and 0 for padding. Padding after the text changes nothing before it;

@@ -530,7 +530,7 @@ def test_by_default_a_run_is_scored_as_it_was_trained_and_a_limit_is_said(traine
             "tiny --tasks pages",
             "cannot read the task's text \"Whether 'tis nobler\"...: the character 'W' at position 0",
         ),
-        ("tiny --tasks alphabet --n-loop 2 0", "n_loop=0 must be a whole number >= 1"),
+        ("tiny --tasks alphabet --n-loop 2 0", "n_loop=0 must be an int >= 1"),
         ("tiny --tasks alphabet --limit 0", "limit=0 must be >= 1"),
         ("tiny --tasks alphabet --num-fewshot -1", "num_fewshot=-1 must be >= 0"),
         ("tiny --tasks alphabet --batch-size 0", "batch_size=0 must be >= 1"),

@@ -315,13 +315,13 @@ def test_generation_keeps_no_graph_and_changes_no_weight():
     "options, field",
     [
         (dict(temperature=-0.1), "temperature"),
-        (dict(temperature="hot"), "temperature='hot' must be a number >= 0"),
+        (dict(temperature="hot"), "temperature='hot' must be a finite number >= 0"),
         (dict(top_k=-1), "top_k"),
-        (dict(top_k=2.5), "top_k=2.5 must be a whole number >= 0"),
+        (dict(top_k=2.5), "top_k=2.5 must be an int >= 0"),
         (dict(max_new_tokens=-1), "max_new_tokens"),
-        (dict(max_new_tokens=3.0), "max_new_tokens=3.0 must be a whole number >= 0"),
-        (dict(stop_token=-1), "stop_token=-1 must be a whole number >= 0"),
-        (dict(stop_token=11), "stop_token=11 is no token of this model: it has vocab_size=11"),
+        (dict(max_new_tokens=3.0), "max_new_tokens=3.0 must be an int >= 0"),
+        (dict(stop_token=-1), "stop_token=-1 must be an int >= 0"),
+        (dict(stop_token=11), "stop_token=11 must be an int < 11, or None"),
         (dict(n_loop=0), "n_loop"),
         (dict(n_loop=-2), "n_loop"),
     ],
@@ -345,7 +345,9 @@ def test_temperature_that_is_no_number_is_refused():
 def test_logits_that_are_not_finite_are_refused_in_one_line(row, temperature):
     """Greedy drawing would take a NaN for the largest, and torch's sampling names neither model nor cause."""
     logits = torch.tensor([[0.0, 1.0, 2.0], row])
-    with pytest.raises(FloatingPointError, match="^the model's logits are not finite, so no token can be drawn.*$"):
+    with pytest.raises(
+        FloatingPointError, match="^the model's logits are not finite: its weights or its stream have diverged$"
+    ):
         pick(logits, temperature, None, seeded())
     model = build(tiny())
     with torch.no_grad():
