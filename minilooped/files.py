@@ -38,20 +38,27 @@ SCRATCH = ".minilooped-scratch-"
 def scratch(place: Path) -> Iterator[Path]:
     """Make a new folder inside the folder `place`, for files that are not whole yet. At the end it is deleted.
 
-    The name is random, so nobody else's folder can have it. A process that is killed leaves its scratch folder behind.
-    The next call for the same place deletes such a folder, but only if its lock is free: the system releases the lock
-    when the process ends, however that happens.
+    The name is random, so nobody else's folder can have it. A process that is killed leaves its scratch folder behind,
+    until :func:`clear_scratch` is called for that place, as it is here.
     """
-    for left in place.glob(f"{SCRATCH}*"):
-        if left.is_dir() and not left.is_symlink():
-            with suppress(Timeout, OSError), _lock(left).acquire(blocking=False):
-                shutil.rmtree(left, ignore_errors=True)
+    clear_scratch(place)
     folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
     try:
         with _lock(folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_scratch(place: Path) -> None:
+    """Delete the scratch folders that dead processes left in a folder.
+
+    The lock of such a folder is free: the system releases it when the process ends, however that happens.
+    """
+    for left in place.glob(f"{SCRATCH}*"):
+        if left.is_dir() and not left.is_symlink():
+            with suppress(Timeout, OSError), _lock(left).acquire(blocking=False):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _lock(folder: Path) -> FileLock:
@@ -224,6 +231,9 @@ class Report:
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:  # encoding, isatty and the like
+        return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
         if self.stream is not None:
