@@ -46,8 +46,9 @@ LOOM = replace(
 
 
 def prepared(folder: Path, text: str = TEXT, tokenizer: str = "char") -> Path:
-    """A folder of token files."""
+    """A folder of token files, in place of the one that was there."""
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "tokens", ignore_errors=True)  # prepare itself overwrites no other data
     (folder / "text.txt").write_text(text, encoding="utf-8")
     return prepare(folder / "text.txt", folder / "tokens", tokenizer)
 

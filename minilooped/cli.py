@@ -123,28 +123,30 @@ def sample(argv: list[str]) -> int:
 
 
 def prepare(argv: list[str]) -> int:
-    """turn a text file or a data set into tokens to train on"""
+    """turn texts or a data set into tokens to train on"""
     import tyro
 
     from .data import prepare as prepare_text
     from .data.streaming import FINEWEB_EDU, Source, prepare_stream
     from .engine.checkpoint import shell_command
+    from .files import say
 
     @dataclass(frozen=True)
     class Prepare:
-        """Turn a UTF-8 text file or a data set into tokens to train on.
+        """Turn UTF-8 texts or a data set into tokens to train on.
 
-        A data set is streamed: fineweb-edu --tokens 1e9, or --hf-dataset NAME --tokens 1e9. It can be larger than the
-        memory, and what was stopped goes on with the same command.
+        A folder of text files becomes a document per file. A data set is streamed: fineweb-edu --tokens 1e9, or
+        --hf-dataset NAME --tokens 1e9. It can be larger than the memory, and what was stopped goes on with the same
+        command. A folder that holds other data is never overwritten.
         """
 
-        source: tyro.conf.Positional[str | None] = None  # a text file, or fineweb-edu
-        hf_dataset: str | None = None  # another data set: its name on the Hugging Face hub, or a parquet or JSON folder
+        source: tyro.conf.Positional[str | None] = None  # a text file, a folder of text files, or fineweb-edu
+        hf_dataset: str | None = None  # another data set: name on the Hugging Face hub, or folder of parquet or JSON
         config: str | None = None  # which part of the data set; None: its only one, of fineweb-edu sample-10BT
         column: str | None = None  # where the data set has its text; None: in text
         tokens: float | None = None  # how many to take of the data set: 1e9 is a billion
         tokenizer: str | None = None  # char, gpt2, or a tiktoken encoding (downloaded); None: char, for data sets gpt2
-        out: Path | None = None  # folder to write; None: prepared/NAME for NAME.txt or a data set NAME
+        out: Path | None = None  # folder to write; None: prepared/NAME for NAME.txt, a folder NAME or a data set NAME
         val_fraction: float | None = None  # share kept to validate on; None: the last 0.1, of data sets the first 0.001
 
     asked = tyro.cli(Prepare, prog="minilooped prepare", args=argv)
@@ -163,7 +165,7 @@ def prepare(argv: list[str]) -> int:
         for name in given("config", "column", "tokens"):
             raise ValueError(f"--{name} is for data sets, and {asked.source} is taken for a text file: leave it out")
         folder = prepare_text(asked.source, asked.out, **given("tokenizer", "val_fraction"))
-    print(f"Wrote {folder}. To train on it:\n    {shell_command()} train --data {shlex.quote(str(folder))}")
+    say(f"The tokens are in {folder}. To train on them:\n    {shell_command()} train --data {shlex.quote(str(folder))}")
     return 0
 
 

@@ -4,12 +4,13 @@ from .corpus import BatchStream as BatchStream
 from .corpus import Corpus as Corpus
 from .corpus import eval_windows as eval_windows
 from .corpus import load_corpus as load_corpus
-from .corpus import prepare as prepare
 from .storage import digest as digest
+from .storage import same_tokens as same_tokens
 from .tasks import Task as Task
 from .tasks import baselines as baselines
 from .tasks import p_hop as p_hop
 from .tasks import permutations as permutations
+from .texts import prepare as prepare
 from .tokenizers import BPETokenizer as BPETokenizer
 from .tokenizers import CharTokenizer as CharTokenizer
 from .tokenizers import Tokenizer as Tokenizer

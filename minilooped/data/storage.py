@@ -1,138 +1,251 @@
 """Token files: how ids lie on the disk, and how they are read back.
 
-A text is two files, train.bin and val.bin. NAME.bin holds the ids and nothing else, NAME.json says how to read them. A
-data set that does not fit in memory is a folder of shards, which streaming.py makes and describes.
+A text is four files: train.bin and val.bin hold ids and nothing else, train.json and val.json say how to read them and
+have the sha256 of what is in them. A data set that does not fit in memory is a folder of shards with one header,
+shards.json. streaming.py writes such a folder and describes what is in it.
 """
 
 import hashlib
 import json
-import re
+import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files import make_folder, write_atomically, writing
-from .tokenizers import Tokenizer, check_ids, tokenizer_from_spec
+from ..files import Need, at_least, clear_scratch, make_folder, one_of, read_json, replacing, write_atomically
+from .tokenizers import SPEC, Tokenizer, check_ids, storage_dtype, tokenizer_from_spec
 
 FORMAT = 1
 
+MANIFEST = "shards.json"
 
-def storage_dtype(vocab_size: int) -> str:
-    return "<u2" if vocab_size <= 2**16 else "<u4"
+
+def prepared_files(folder: Path) -> list[str]:
+    """The names of the files in a folder that belong to prepared data. No name: there is none."""
+    if os.path.lexists(folder / MANIFEST):
+        return [MANIFEST, *(path.name for path in folder.glob("*-*.bin"))]
+    names = ("train.bin", "train.json", "val.bin", "val.json")
+    return [name for name in names if os.path.lexists(folder / name)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A text
+
+HEADER: dict[str, Need] = {
+    "format": one_of(FORMAT),
+    "dtype": str,
+    "count": at_least(1),
+    "vocab_size": at_least(1),
+    "tokenizer": SPEC,
+    "sha256": str | None,  # older versions wrote none
+}
+AGAIN = "make it again with `minilooped prepare FILE`"
+
+
+class TokenFile(np.memmap):
+    """Ids that stay on the disk, shape (T,), read-only, with the sha256 of all of them where it is known.
+
+    A part of it, or what is computed from it, has none.
+    """
+
+    sha256: str | None = None
+
+
+def write_splits(folder: Path, splits: dict[str, np.ndarray], tokenizer: Tokenizer) -> bool:
+    """Write ids, shape (T,) each, as the text of a folder. Returns False if just this text is there already.
+
+    `splits` has a ``"train"`` and a ``"val"``. What an interrupted call left is finished. ``ValueError`` if the folder
+    holds other data, which stays as it is. ``OSError`` if the disk is full.
+    """
+    headers = {folder / f"{name}.bin": _header(ids, tokenizer) for name, ids in splits.items()}
+    if (folder / MANIFEST).exists():
+        raise ValueError(f"{folder} holds a data set in shards: choose another folder (--out), or delete that one")
+    clear_scratch(folder)
+    missing = [path for path, header in headers.items() if not _is_there(path, header)]
+    for path, ids in zip(headers, splits.values(), strict=True):
+        if path in missing:
+            _write(path, ids, headers[path])
+    return bool(missing)
 
 
 def write_tokens(path: str | Path, ids: np.ndarray, tokenizer: Tokenizer) -> None:
     """Write ids, shape (T,), to `path` (``NAME.bin``) and their header to ``NAME.json``.
 
-    Ids take two bytes where the vocabulary allows it, else four. A crash never leaves a file that looks whole.
+    ``ValueError`` for ids that the tokenizer does not have, and if the files are there and hold others. ``OSError`` if
+    the disk is full.
     """
-    path = Path(path)
+    path, header = Path(path), _header(ids, tokenizer)
+    if not _is_there(path, header):
+        _write(path, ids, header)
+
+
+def _header(ids: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
     if len(ids) == 0:
-        raise ValueError(f"there are no tokens to write to {path}: the split is empty")
+        raise ValueError("there are no tokens to write: the split is empty")
     check_ids(ids, tokenizer.vocab_size)
     dtype = storage_dtype(tokenizer.vocab_size)
-    header = {
+    return {
         "format": FORMAT,
         "dtype": dtype,
         "count": len(ids),
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.spec(),
+        "sha256": _sha256(ids.astype(dtype, copy=False)),
     }
+
+
+def _write(path: Path, ids: np.ndarray, header: dict[str, Any]) -> None:
+    """The header comes first. Whatever then happens, the ids that are there are known to be ours, and which."""
+    kept = "what is there is whole, and the same command finishes it"
     make_folder(path.parent)
-    # The old header goes first and the new one comes last, so that a header never stands beside another file's ids.
-    with writing(path.with_suffix(".json")):
-        path.with_suffix(".json").unlink(missing_ok=True)
-    write_atomically(path, ids.astype(dtype).tobytes())
-    write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1))
+    write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1), kept)
+    with replacing(path, kept) as temporary:
+        temporary.write_bytes(np.ascontiguousarray(ids, header["dtype"]).data)
 
 
-def read_tokens(path: str | Path) -> tuple[np.ndarray, Tokenizer]:
-    """Open what :func:`write_tokens` wrote: ids, shape (T,), as a read-only memory map, and their tokenizer.
+def _is_there(path: Path, header: dict[str, Any]) -> bool:
+    """Whether ids are there already, with their header, and whole. ``ValueError`` if anything else is there."""
+    files = [file for file in (path, path.with_suffix(".json")) if os.path.lexists(file)]
+    if not files:
+        return False
+    try:
+        old, tokenizer = _read_header(path.with_suffix(".json"))
+    except (FileNotFoundError, ValueError) as error:
+        other = str(error)
+    else:
+        content = _sha256_of_file(path) if path.is_file() else None
+        recorded = old.get("sha256") or content or header["sha256"]
+        if tokenizer.hash != header["tokenizer"]["hash"]:
+            other = f"made with another tokenizer, {tokenizer.name!r} of {tokenizer.vocab_size} tokens"
+        elif old["count"] != header["count"]:
+            other = f"{old['count']:,} tokens in {path.name}, not {header['count']:,}"
+        elif recorded != header["sha256"]:
+            other = f"other tokens in {path.name}"
+        else:
+            return content == header["sha256"]
+    raise ValueError(
+        f"{path.parent} holds other data ({other}): choose another folder (--out), or delete "
+        f"{' and '.join(file.name for file in files)} there"
+    )
 
-    ``FileNotFoundError`` or ``ValueError`` if a file is missing, cut short, or not what its header says.
+
+def _read_header(path: Path) -> tuple[dict[str, Any], Tokenizer]:
+    """A header and its tokenizer. ``FileNotFoundError`` or ``ValueError`` if it is missing or not what we write."""
+    header = read_json(path, HEADER, AGAIN)
+    try:
+        tokenizer = tokenizer_from_spec(header["tokenizer"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: {AGAIN}") from error
+    for field, right in (("vocab_size", tokenizer.vocab_size), ("dtype", storage_dtype(tokenizer.vocab_size))):
+        if header[field] != right:
+            raise ValueError(f"{path}: {field} is {header[field]!r}, but its tokenizer needs {right!r}: {AGAIN}")
+    return header, tokenizer
+
+
+def read_tokens(path: str | Path) -> tuple[TokenFile, Tokenizer]:
+    """Open what :func:`write_tokens` wrote: ids, shape (T,), and their tokenizer. Every byte is read once.
+
+    ``FileNotFoundError`` or ``ValueError`` if a file is missing, cut short, changed, or not what its header says.
     """
     path = Path(path)
-    again = "make it again with `minilooped prepare FILE`"
-    for file in (path, path.with_suffix(".json")):
-        if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing: {again}")
-    try:
-        header = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']}, but this version reads format {FORMAT}")
-        tokenizer = tokenizer_from_spec(header["tokenizer"])
-        dtype, count = np.dtype(storage_dtype(tokenizer.vocab_size)), header["count"]
-        if (header["vocab_size"], header["dtype"]) != (tokenizer.vocab_size, dtype.str):
-            raise ValueError("its vocabulary is not its tokenizer's")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path.with_suffix('.json')} is not a header that can be read ({error}): {again}") from error
-    if path.stat().st_size != count * dtype.itemsize:
-        raise ValueError(
-            f"{path} has {path.stat().st_size} bytes, but {count} tokens of {dtype.itemsize} were written: {again}"
-        )
-    ids = np.memmap(path, dtype=dtype, mode="r")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {AGAIN}")
+    header, tokenizer = _read_header(path.with_suffix(".json"))
+    dtype, count, size = np.dtype(header["dtype"]), header["count"], path.stat().st_size
+    if size != count * dtype.itemsize:
+        raise ValueError(f"{path} has {size} bytes, but {count} tokens of {dtype.itemsize} were written: {AGAIN}")
+    ids = np.memmap(path, dtype=dtype, mode="r").view(TokenFile)
     try:
         check_ids(ids, tokenizer.vocab_size)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}: {again}") from error
+        raise ValueError(f"{path}: {error}: {AGAIN}") from error
+    if header.get("sha256") not in (None, _sha256(ids)):
+        raise ValueError(f"{path} is not what was written: its sha256 differs: {AGAIN}")
+    ids.sha256 = header.get("sha256")
     return ids, tokenizer
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sharded token files, for data that does not fit in memory: shards.py makes such a folder and describes what is in it.
+def read_splits(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
+    """Open the text of a folder: ids to train on, ids to validate on, shape (T,) each, and their tokenizer.
 
-MANIFEST = "shards.json"
+    Raises what :func:`read_tokens` does, and ``ValueError`` if the two have different tokenizers.
+    """
+    (train, own), (val, own_of_val) = (read_tokens(folder / f"{split}.bin") for split in ("train", "val"))
+    if own.hash != own_of_val.hash:
+        raise ValueError(f"{folder}: train.bin and val.bin differ in tokenizer: {AGAIN}")
+    return train, val, own
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A data set in shards
+
 REDO = "run the `minilooped prepare` that made it once more: it redoes what is damaged and goes on"
+ELSEWHERE = "prepare the data again, in another folder"
+MANIFEST_FIELDS: dict[str, Need] = {
+    "format": one_of(FORMAT),
+    "source": {"dataset": str, "config": str | None, "column": str, "revision": str | None},
+    "tokenizer": SPEC,
+    "dtype": str,
+    "tokens": at_least(1),
+    "finished": bool,
+    "shards": [{"file": str, "tokens": at_least(1), "sha256": str, "last": {"state": dict, "sha256": str}}],
+}
 
 
 class ShardedTokens:
-    """Several arrays of token ids, in order, as one sequence of shape (T,).
+    """Several arrays of token ids, in order, as one sequence of shape (T,). It takes slices of step 1.
 
-    Takes a slice, or an integer array of any shape, whose shape the ids then have. `sha256` stands for the content.
+    `sha256` stands for the content.
     """
 
     def __init__(self, shards: Sequence[np.ndarray], sha256: str) -> None:
         self.shards, self.sha256 = shards, sha256
         self.dtype = shards[0].dtype
-        self.ends = np.cumsum([len(shard) for shard in shards])
+        self.ends = list(accumulate(map(len, shards)))
 
     def __len__(self) -> int:
-        return int(self.ends[-1])
+        return self.ends[-1]
 
-    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
-        index = np.arange(*index.indices(len(self))) if isinstance(index, slice) else np.asarray(index)
-        if index.size and not 0 <= index.min() <= index.max() < len(self):
-            raise IndexError(f"positions {index.min()} to {index.max()} of {len(self)} tokens")
-        ids, of_shard = np.empty(index.shape, self.dtype), np.searchsorted(self.ends, index, side="right")
-        for number in np.unique(of_shard):
-            here, shard = of_shard == number, self.shards[number]
-            ids[here] = shard[index[here] - (self.ends[number] - len(shard))]
-        return ids
+    def __getitem__(self, index: slice) -> np.ndarray:
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError(f"a slice of step {step}: tokens in shards are read in steps of 1")
+        number = min(bisect_right(self.ends, start), len(self.shards) - 1)
+        parts = []
+        while True:
+            shard, end = self.shards[number], self.ends[number]
+            first = end - len(shard)  # the position of the shard's first token in the sequence
+            parts.append(shard[max(start - first, 0) : max(stop - first, 0)])
+            number += 1
+            if stop <= end:
+                return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def shard_name(number: int) -> str:
+    """The file of a shard. The first shard is the one to validate on."""
+    return f"{'train' if number else 'val'}-{number:05}.bin"
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
-    """What a folder of shards says of itself, and its tokenizer. ``ValueError`` if that is not what shards.py wrote."""
+    """The content of shards.json and its tokenizer. ``ValueError`` if it is not what streaming.py writes."""
     path = folder / MANIFEST
+    manifest = read_json(path, MANIFEST_FIELDS, ELSEWHERE)
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"format {manifest['format']}, but this version reads format {FORMAT}")
         tokenizer = tokenizer_from_spec(manifest["tokenizer"])
         if manifest["dtype"] != storage_dtype(tokenizer.vocab_size):
-            raise ValueError("its dtype is not its tokenizer's")
-        parts = [(manifest, {"tokens", "finished"}), (manifest["source"], {"dataset", "config", "column", "revision"})]
-        parts += [(shard, {"file", "tokens", "sha256", "last"}) for shard in manifest["shards"]]
-        for part, needed in parts:
-            if missing := needed - part.keys():
-                raise ValueError(f"{', '.join(sorted(missing))} missing")
-        for shard in manifest["shards"]:
-            if not re.fullmatch(r"(train|val)-\d+\.bin", shard["file"]):  # it could lead anywhere
-                raise ValueError(f"{shard['file']!r} is not the name of a shard")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read ({error!r}): prepare the data again, in another folder") from error
+            raise ValueError(f"dtype is {manifest['dtype']!r}, which is not its tokenizer's")
+        for number, shard in enumerate(manifest["shards"]):
+            if shard["file"] != shard_name(number):  # another name could lead anywhere
+                raise ValueError(f"shards[{number}].file is {shard['file']!r}, but has to be {shard_name(number)!r}")
+        if manifest["finished"] and len(manifest["shards"]) < 2:
+            raise ValueError("shards has less than two entries, but one is to validate on and the others to train on")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: {ELSEWHERE}") from error
     return manifest, tokenizer
 
 
@@ -145,8 +258,7 @@ def damages(folder: Path, manifest: dict[str, Any]) -> list[str | None]:
             return f"{path} is missing"
         if path.stat().st_size != size:
             return f"{path} has {path.stat().st_size} bytes, but {size} were written"
-        with open(path, "rb") as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == shard["sha256"]
+        same = _sha256_of_file(path) == shard["sha256"]
         return None if same else f"{path} is not what was written: its sha256 differs"
 
     with ThreadPoolExecutor() as pool:  # hashing leaves Python's lock alone
@@ -171,11 +283,38 @@ def read_shards(folder: Path) -> tuple[ShardedTokens, np.ndarray, Tokenizer]:
     return ShardedTokens(train, hashlib.sha256(hashes.encode("utf-8")).hexdigest()), val, tokenizer
 
 
-def digest(tokens: np.ndarray | ShardedTokens) -> str:
-    """sha256 (hex) that tells token sequences, shape (T,), apart: of their number, their first and their last MiB."""
-    if isinstance(tokens, ShardedTokens):  # has been read and hashed already
+# ----------------------------------------------------------------------------------------------------------------------
+# Which data is it
+
+Tokens = np.ndarray | ShardedTokens
+
+
+def digest(tokens: Tokens) -> str:
+    """sha256 (hex) that tells token sequences, shape (T,), apart: of all their content, wherever it lies."""
+    if isinstance(tokens, ShardedTokens | TokenFile) and tokens.sha256:  # has been read and hashed already
         return tokens.sha256
-    # Of these only: files of many GB, which stay on the disk, would take minutes at every start.
+    assert isinstance(tokens, np.ndarray)
+    return _sha256(tokens)
+
+
+def same_tokens(tokens: Tokens, recorded: str) -> bool:
+    """Whether `recorded` is the digest of just these tokens.
+
+    Older runs recorded another one, of the number of tokens and their first and last MiB. That one is recognised too.
+    """
+    if recorded == digest(tokens):
+        return True
+    if isinstance(tokens, ShardedTokens):
+        return False
     part = 2**20 // tokens.itemsize
-    ends = tokens[:part].tobytes() + tokens[-part:].tobytes()
-    return hashlib.sha256(len(tokens).to_bytes(8, "little") + ends).hexdigest()
+    ends = len(tokens).to_bytes(8, "little") + tokens[:part].tobytes() + tokens[-part:].tobytes()
+    return recorded == hashlib.sha256(ends).hexdigest()
+
+
+def _sha256(ids: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(ids).data).hexdigest()
+
+
+def _sha256_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,20 +7,24 @@
         train-00002.bin
         ...
 
-A document ends with the end-of-text token, a shard with a document. A shard is written under another name and renamed
-when it is whole; then ``shards.json`` takes it up. So a break costs no more than the shard that was being written, and
-the same call goes on behind the last whole one. data.py reads the folder. Streaming needs the `datasets` library, which
-is an extra.
+A document ends with the end-of-text token, a shard with a document. A shard is written in a scratch folder. When it is
+whole, ``shards.json`` takes it up, and then it gets its name. So a break costs no more than the shard that was being
+written, and the same call goes on behind the last whole one. A file that ``shards.json`` does not name is not ours, and
+stays as it is. storage.py reads the folder. Streaming needs the `datasets` library, which is an extra.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from io import FileIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,31 +32,33 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..files import in_a_line, make_folder, write_atomically, writing
-from . import BPETokenizer
-from .storage import FORMAT, MANIFEST, damages, read_manifest, storage_dtype
+from ..files import Report, clear_scratch, flush_to_disk, make_folder, say, scratch, write_atomically, writing
+from .sources import FINEWEB_EDU as FINEWEB_EDU
+from .sources import Source, open_stream, read
+from .storage import FORMAT, MANIFEST, damages, prepared_files, read_manifest, shard_name
+from .tokenizers import BPETokenizer, storage_dtype
 
 SHARD_TOKENS = 100_000_000  # 200 MB
 BATCH_CHARACTERS = 4_000_000  # tokenized at a time: about a thousand pages of the web
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set that `datasets` can stream: one of the Hugging Face hub, or a folder of parquet or JSON files."""
-
-    dataset: str  # name on the hub, or path of the folder
-    config: str | None = None  # which part of it, where it has several
-    column: str = "text"
-    revision: str | None = None  # commit on the hub; None: the newest
-
-
-FINEWEB_EDU = Source("HuggingFaceFW/fineweb-edu", "sample-10BT")
+KEPT = "the shards before it are whole, and the same command goes on"
 
 
 class Document(NamedTuple):
     state: dict[str, Any]  # of the stream, before this document
     text: str
     ids: np.ndarray  # (T,), the end-of-text token last
+
+
+@dataclass
+class Lengths:
+    """How many documents were written, and of how many tokens."""
+
+    count: int = 0
+    least: int = sys.maxsize
+    most: int = 0
+
+    def add(self, length: int) -> None:
+        self.count, self.least, self.most = self.count + 1, min(self.least, length), max(self.most, length)
 
 
 def prepare_stream(
@@ -63,7 +69,7 @@ def prepare_stream(
     val_fraction: float = 0.001,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Path:
-    """Stream at least `tokens` tokens of a data set into shards, for :func:`.data.load_corpus`. Returns their folder.
+    """Stream at least `tokens` tokens of a data set into shards, for :func:`.load_corpus`. Returns their folder.
 
     Says first how much this is and how long it will take. Goes on where an earlier call stopped, also with a larger
     number of `tokens`; the validation shard, the first ``val_fraction * tokens``, then stays as it is. A data set that
@@ -78,36 +84,20 @@ def prepare_stream(
         raise ValueError(f"tokens and shard_tokens have to be 1 or more, not {tokens} and {shard_tokens}")
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction is {val_fraction}, but has to lie between 0 and 1, both left out")
-    folder = Path("prepared") / Path(source.dataset).resolve().name if out_dir is None else Path(out_dir)
+    path = Path(source.dataset).resolve()
+    folder = Path("prepared") / (path.stem if path.is_file() else path.name) if out_dir is None else Path(out_dir)
     encoder = BPETokenizer(tokenizer)
-    manifest = start_or_go_on(folder, source, encoder, tokens)
-    shards = manifest["shards"]
-
+    if encoder.end is None:
+        raise ValueError(f"the tokenizer {tokenizer!r} has no token that ends a document: use 'gpt2'")
+    manifest, outdated = start_or_go_on(folder, source, encoder, tokens)
     if total(manifest) >= tokens:
-        print(f"notice   {folder} has {total(manifest):,} tokens already")
+        say(f"notice   {folder} has {total(manifest):,} tokens already")
     else:
-        stream, source = open_stream(Source(**manifest["source"]))
-        manifest["source"] = asdict(source)
-        start = time.perf_counter()
-        batches = tokenized(stream, source, encoder, behind=shards[-1]["last"] if shards else None)
-        first = next(batches, [])
-        if first:
-            say_what_it_takes(folder, manifest, first, time.perf_counter() - start)
-        documents = chain(first, chain.from_iterable(batches))
-        with tqdm(total=tokens, initial=total(manifest), unit=" tokens", unit_scale=True) as bar:
-            while (left := tokens - total(manifest)) > 0:
-                split, size = ("train", min(shard_tokens, left)) if shards else ("val", round(val_fraction * tokens))
-                path = folder / f"{split}-{len(shards):05}.bin"
-                shard = write_shard(path, manifest["dtype"], documents, max(1, size), bar)
-                if shard is None:
-                    bar.write(f"notice   {source.dataset} ends here, after {total(manifest):,} tokens")
-                    break
-                shards.append(shard)
-                write_manifest(folder, manifest)
-
-    if len(shards) < 2:
-        for name in (MANIFEST, *(shard["file"] for shard in shards)):  # so that the next call starts afresh
-            (folder / name).unlink(missing_ok=True)
+        write_shards(folder, manifest, outdated, encoder, max(1, round(val_fraction * tokens)), shard_tokens)
+    if len(manifest["shards"]) < 2:
+        for shard in manifest["shards"]:  # so that the next call starts afresh
+            (folder / shard["file"]).unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
         raise ValueError(
             f"{source.dataset} leaves no tokens to train on ({total(manifest):,} of the {tokens:,} "
             "asked for are there, all to validate on): ask for more tokens, or a smaller val_fraction"
@@ -120,11 +110,14 @@ def prepare_stream(
 # The folder
 
 
-def start_or_go_on(folder: Path, source: Source, tokenizer: BPETokenizer, tokens: int) -> dict[str, Any]:
-    """A new manifest, or that of the folder, with its shards up to the first damaged one."""
-    if (folder / "train.json").exists():
-        raise ValueError(f"{folder} holds a prepared text: choose another folder (--out), or delete that one")
-    manifest = {
+def start_or_go_on(
+    folder: Path, source: Source, tokenizer: BPETokenizer, tokens: int
+) -> tuple[dict[str, Any], list[str]]:
+    """A new manifest, or that of the folder with its shards up to the first damaged one; and the files after that one.
+
+    ``ValueError`` if the folder holds anything else that belongs to prepared data.
+    """
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "source": asdict(source),
         "tokenizer": tokenizer.spec(),
@@ -133,24 +126,117 @@ def start_or_go_on(folder: Path, source: Source, tokenizer: BPETokenizer, tokens
         "finished": False,
         "shards": [],
     }
-    if not (folder / MANIFEST).is_file():
-        return manifest
-    old, _ = read_manifest(folder)
-    asked = asdict(source) | {"revision": old["source"]["revision"]}  # goes on with the one it began with
-    for was, now in ((old["source"], asked), (old["tokenizer"], manifest["tokenizer"])):
-        differ = [f"{name} {was[name]!r}, not {now[name]!r}" for name in now if was[name] != now[name]]
+    clear_scratch(folder)
+    there = prepared_files(folder)
+    if there and MANIFEST not in there:
+        raise ValueError(f"{folder} holds a prepared text: choose another folder (--out), or delete that one")
+    old = read_manifest(folder)[0] if there else manifest
+    files = [shard["file"] for shard in old["shards"]]
+    shard_like = [path.name for path in folder.glob("*-*.bin") if re.fullmatch(r"(train|val)-\d{5,}\.bin", path.name)]
+    if foreign := sorted(set(shard_like) - set(files)):
+        raise ValueError(
+            f"{folder} holds {foreign[0]}, which no {MANIFEST} there names: choose another folder (--out), or delete "
+            "that file"
+        )
+    asked = asdict(source) | {"revision": old["source"]["revision"]} if there else asdict(source)
+    for was, now in ((old["source"], asked), (old["tokenizer"], tokenizer.spec())):
+        differ = [f"{name} {was.get(name)!r}, not {now[name]!r}" for name in now if was.get(name) != now[name]]
         if differ:
             raise ValueError(f"{folder} was prepared with {'; '.join(differ)}: choose another folder (--out)")
-    whole = []
-    for shard, damage in zip(old["shards"], damages(folder, old), strict=True):
-        if damage:
-            print(f"notice   {damage}: it is made again, with what comes after it")
-            break
-        whole.append(shard)
-    return manifest | {"source": asked, "shards": whole}
+    harms = damages(folder, old)
+    whole = next((number for number, damage in enumerate(harms) if damage), len(files))
+    if whole < len(files):
+        say(f"notice   {harms[whole]}: it is made again, with what comes after it")
+    return manifest | {"source": asked, "shards": old["shards"][:whole]}, files[whole:]
 
 
-def say_what_it_takes(folder: Path, manifest: dict[str, Any], first: list[Document], seconds: float):
+def write_shards(
+    folder: Path, manifest: dict[str, Any], outdated: list[str], encoder: BPETokenizer, val_size: int, train_size: int
+) -> None:
+    """Add shards to a manifest and its folder until there are the tokens asked for, or the data set ends."""
+    tokens, shards, lengths = manifest["tokens"], manifest["shards"], Lengths()
+    stream, source = open_stream(Source(**manifest["source"]))
+    manifest["source"] = asdict(source)
+    start = time.perf_counter()
+    width = shutil.get_terminal_size().columns
+    with ExitStack() as cleanup:
+        batches = tokenized(stream, source, encoder, behind=shards[-1]["last"] if shards else None)
+        cleanup.enter_context(closing(batches))  # its threads end here, and not whenever Python collects garbage
+        first = next(batches, [])
+        if first:
+            say_what_it_takes(folder, manifest, first, time.perf_counter() - start)
+        documents = chain(first, chain.from_iterable(batches))
+        bar = tqdm(
+            total=tokens, initial=total(manifest), unit=" tokens", unit_scale=True, file=Report(sys.stderr), ncols=width
+        )
+        cleanup.enter_context(bar)
+        while (left := tokens - total(manifest)) > 0:
+            size = min(train_size, left) if shards else val_size
+            if not add_shard(folder, manifest, outdated, documents, size, lengths, bar):
+                break
+    if left > 0:
+        say(f"notice   {source.dataset} ends here, after {total(manifest):,} tokens")
+    if lengths.count:
+        say(f"wrote    {lengths.count:,} documents of {lengths.least:,} to {lengths.most:,} tokens")
+
+
+def add_shard(
+    folder: Path,
+    manifest: dict[str, Any],
+    outdated: list[str],
+    documents: Iterator[Document],
+    size: int,
+    lengths: Lengths,
+    bar: tqdm,
+) -> bool:
+    """Write one shard of at least `size` tokens, and take it up. False if no document is left.
+
+    The manifest comes before the shard gets its name: so every shard in the folder is named there, whatever happens.
+    """
+    path = folder / shard_name(len(manifest["shards"]))
+    make_folder(folder)
+    with ExitStack() as cleanup:
+        with writing(path, KEPT):
+            temporary = cleanup.enter_context(scratch(folder)) / path.name
+            # Without a buffer, which would meet a full disk once more when it is closed.
+            file = cleanup.enter_context(open(temporary, "wb", buffering=0))
+        shard = fill(file, path, manifest["dtype"], documents, size, lengths, bar)
+        file.close()
+        if shard is None:
+            return False
+        with writing(path, KEPT):
+            flush_to_disk(temporary)
+            for name in outdated:
+                (folder / name).unlink(missing_ok=True)
+            outdated.clear()
+            manifest["shards"].append(shard)
+            write_manifest(folder, manifest)
+            os.replace(temporary, path)
+    return True
+
+
+def fill(
+    file: FileIO, path: Path, dtype: str, documents: Iterator[Document], size: int, lengths: Lengths, bar: tqdm
+) -> dict[str, Any] | None:
+    """Write documents until there are `size` tokens. Returns the shard's entry, or None if no document is left."""
+    count, sha256, last = 0, hashlib.sha256(), None
+    while count < size and (document := next(documents, None)):
+        content = document.ids.astype(dtype).tobytes()
+        with writing(path, KEPT):
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+        sha256.update(content)
+        lengths.add(len(document.ids))
+        bar.update(len(document.ids))
+        count, last = count + len(document.ids), document
+    if last is None:
+        return None
+    place = {"state": last.state, "sha256": fingerprint(last.text)}
+    return {"file": path.name, "tokens": count, "sha256": sha256.hexdigest(), "last": place}
+
+
+def say_what_it_takes(folder: Path, manifest: dict[str, Any], first: list[Document], seconds: float) -> None:
     """Print size and time, judged by the first documents. ``OSError`` if they will not fit on the disk."""
     source, tokens, there = Source(**manifest["source"]), manifest["tokens"], total(manifest)
     times = (tokens - there) / sum(len(document.ids) for document in first)
@@ -159,44 +245,20 @@ def say_what_it_takes(folder: Path, manifest: dict[str, Any], first: list[Docume
     folder = folder.resolve()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     of = ", ".join(f"{key} {value}" for key, value in asdict(source).items() if value and key != "dataset")
-    print(f"source   {source.dataset} ({of})")
-    print(f"size     {tokens:,} tokens, {there:,} of them there: about {megabytes(to_read)} of text to read,")
-    print(f"         {megabytes(to_write)} to write in {folder}, where {megabytes(free)} are free")
-    print(
-        f"time     about {max(1, round(times * seconds / 60))} min, at the pace of the first {len(first):,} documents"
-    )
-    print("         if it is stopped, the same command goes on, and at most one shard is lost")
+    sizes = [len(document.text) for document in first]
+    minutes = max(1, round(times * seconds / 60))
+    say(f"source   {source.dataset} ({of})")
+    say(f"size     {tokens:,} tokens, {there:,} of them there: about {megabytes(to_read)} of text to read,")
+    say(f"         {megabytes(to_write)} to write in {folder}, where {megabytes(free)} are free")
+    say(f"time     about {minutes} min, at the pace of the first {len(first):,} documents,")
+    say(f"         which have {min(sizes):,} to {max(sizes):,} characters")
+    say("         if it is stopped, the same command goes on, and at most one shard is lost")
     if to_write > free:
         raise OSError(f"the {megabytes(to_write)} do not fit on the disk of {folder}: choose another folder (--out)")
 
 
-def write_shard(path: Path, dtype: str, documents: Iterator[Document], size: int, bar: tqdm) -> dict[str, Any] | None:
-    """Write documents until there are `size` tokens, and return the shard's entry; None if no document is left."""
-    count, sha256, last = 0, hashlib.sha256(), None
-    make_folder(path.parent)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb", buffering=0) as file:  # a buffer would meet a full disk once more when it is closed
-            while count < size and (document := next(documents, None)):
-                content = document.ids.astype(dtype).tobytes()
-                with writing(path, "the shards before it are whole, and the same command goes on"):
-                    left = memoryview(content)
-                    while left:
-                        left = left[file.write(left) :]
-                sha256.update(content)
-                bar.update(len(document.ids))
-                count, last = count + len(document.ids), document
-        if last is None:
-            return None
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    place = {"state": last.state, "sha256": fingerprint(last.text)}
-    return {"file": path.name, "tokens": count, "sha256": sha256.hexdigest(), "last": place}
-
-
-def write_manifest(folder: Path, manifest: dict[str, Any]):
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1), KEPT)
 
 
 def total(manifest: dict[str, Any]) -> int:
@@ -212,70 +274,29 @@ def megabytes(size: float) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The stream
-
-
-def open_stream(source: Source) -> tuple[Any, Source]:
-    """The data set, to be read in order from the hub or the disk, and the source with the revision that this is."""
-    try:
-        from datasets import load_dataset
-        from huggingface_hub import HfApi
-    except ImportError as error:
-        raise ValueError(f"streaming needs the datasets library ({error}): run `pip install datasets`") from error
-
-    try:
-        if source.revision is None and not Path(source.dataset).exists():
-            source = replace(source, revision=HfApi().dataset_info(source.dataset).sha)
-        stream = load_dataset(source.dataset, source.config, split="train", streaming=True, revision=source.revision)
-        return stream, source
-    except Exception as error:  # of the hub, the network or a file format: they share no base class
-        raise OSError(
-            f"the data set {source.dataset!r} cannot be opened ({in_a_line(error)}): check name, config and "
-            "network, or name a folder of parquet or JSON files"
-        ) from error
-
-
-def read(stream: Any, source: Source) -> Iterator[tuple[dict[str, Any], str]]:
-    """The state of the stream before a document, and its text, for every row that has one."""
-    rows = iter(stream)
-    while True:
-        try:
-            state = stream.state_dict()
-            row = next(rows, None)
-        except Exception as error:  # as in open_stream
-            raise OSError(
-                f"reading {source.dataset} failed ({in_a_line(error)}): the same command goes on from the last shard"
-            ) from error
-        if row is None:
-            return
-        if source.column not in row:
-            raise ValueError(f"{source.dataset} has no column {source.column!r}: choose one of {', '.join(row)}")
-        text = row[source.column]
-        if not isinstance(text, str | None):
-            raise ValueError(
-                f"the column {source.column!r} of {source.dataset} holds {type(text).__name__}, not text: choose one "
-                f"of {', '.join(row)}"
-            )
-        if text:
-            yield state, text
+# The tokens
 
 
 def tokenized(
     stream: Any, source: Source, tokenizer: BPETokenizer, behind: dict[str, Any] | None
-) -> Iterator[list[Document]]:
+) -> Generator[list[Document], None, None]:
     """Batches of documents, from the start or from behind a place where a shard ended."""
+    changed = (
+        f"{source.dataset} is not what it was when the last shard was written: prepare it again, with another folder "
+        "(--out)"
+    )
     if behind is not None:
-        stream.load_state_dict(behind["state"])
+        try:
+            stream.load_state_dict(behind["state"])
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(changed) from error
     documents = read(stream, source)
     if behind is not None:
         # The last document once more, to see that this is the place before anything is written behind it.
         _, text = next(documents, (None, ""))
         if fingerprint(text) != behind["sha256"]:
-            raise ValueError(
-                f"{source.dataset} is not what it was when the last shard was written: prepare it again, with another "
-                "folder (--out)"
-            )
-    end = tokenizer.encoding.eot_token
+            raise ValueError(changed)
+    end = [] if tokenizer.end is None else [tokenizer.end]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # tiktoken works without Python's lock
         while True:
             batch, characters = [], 0
@@ -284,5 +305,8 @@ def tokenized(
                 characters += len(document[1])
             if not batch:
                 return
-            ids = pool.map(tokenizer.encode, [text for _, text in batch])
-            yield [Document(state, text, np.append(i, end)) for (state, text), i in zip(batch, ids, strict=True)]
+            ids = pool.map(tokenizer.pack, [text for _, text in batch])
+            yield [
+                Document(state, text, np.append(i, end).astype(i.dtype))
+                for (state, text), i in zip(batch, ids, strict=True)
+            ]

@@ -6,12 +6,17 @@ Nothing here touches the network, unless a tiktoken encoding other than GPT-2's 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import tiktoken
+
+CHUNK = 1_000_000  # characters that CharTokenizer encodes at a time
 
 EMBEDDED_SHA256 = {
     "shakespeare.txt": "6aacfa576971da2edcb10579bb6ae7f2b7507c963dfb9a4a402b98813fe43fc4",
@@ -29,16 +34,29 @@ def embedded(name: str) -> Path:
     raise FileNotFoundError(f"the embedded file {name!r} is missing: install minilooped again")
 
 
+def storage_dtype(vocab_size: int) -> str:
+    """The type that ids are stored in: two bytes where the vocabulary allows it, else four."""
+    return "<u2" if vocab_size <= 2**16 else "<u4"
+
+
 class Tokenizer(ABC):
     """Text to ids and back. Tokenizers with equal hashes give the same ids for every text."""
 
     name: str  # "char", or the name of a tiktoken encoding
     vocab_size: int
-    hash: str  # sha256 (hex) of all that defines the ids
+
+    @property
+    @abstractmethod
+    def hash(self) -> str:
+        """sha256 (hex) of all that defines the ids."""
 
     @abstractmethod
+    def pack(self, text: str) -> np.ndarray:
+        """Text -> ids, shape (T,), in the type that they are stored in. Takes a few times the memory of the text."""
+
     def encode(self, text: str) -> np.ndarray:
-        """Text -> int64 ids, shape (T,)."""
+        """Text -> int64 ids, shape (T,). ``ValueError`` for a character that is not in the vocabulary."""
+        return self.pack(text).astype(np.int64)
 
     def decode(self, ids: Sequence[int] | np.ndarray | Tensor) -> str:
         """Ids, shape (T,) -> text. ``ValueError`` for an id outside the vocabulary."""
@@ -50,13 +68,22 @@ class Tokenizer(ABC):
     def _decode(self, ids: list[int]) -> str: ...
 
     @property
+    def end(self) -> int | None:
+        """The id that closes a document in prepared data. None: the tokenizer has no such id."""
+        return None
+
+    @property
     def opening(self) -> str:
-        """What a text without a prompt goes on from: a line break, or the first character known."""
+        """The prompt where none is given: a line break, or the first character where the vocabulary has no breaks."""
         return "\n"
 
     def spec(self) -> dict[str, Any]:
-        """All that :func:`tokenizer_from_spec` needs to rebuild this tokenizer; can be written as JSON."""
+        """All that :func:`tokenizer_from_spec` needs to rebuild this tokenizer. It can be written as JSON."""
         return {"name": self.name, "hash": self.hash}
+
+
+# The fields of a spec, for `files.read_json`.
+SPEC = {"name": str, "hash": str, "chars": str | None}
 
 
 class CharTokenizer(Tokenizer):
@@ -67,20 +94,32 @@ class CharTokenizer(Tokenizer):
     def __init__(self, text: str) -> None:
         self.chars = "".join(sorted(set(text)))
         self.vocab_size = len(self.chars)
-        self.hash = hashlib.sha256(_code_points(self.chars).tobytes()).hexdigest()
 
-    def encode(self, text: str) -> np.ndarray:
-        """Text -> int64 ids, shape (T,). ``ValueError`` for a character that is not in the vocabulary."""
-        vocabulary, codes = _code_points(self.chars), _code_points(text)
-        ids = np.searchsorted(vocabulary, codes)
-        known = np.isin(codes, vocabulary)
-        if not known.all():
-            position = int(np.argmin(known))
-            raise ValueError(
-                f"the character {text[position]!r} at position {position} is not one of the {self.vocab_size} that "
-                "this tokenizer knows: take it out, or use 'gpt2' or a tokenizer made from a text that has it"
-            )
-        return ids
+    @cached_property
+    def hash(self) -> str:
+        return hashlib.sha256(_code_points(self.chars).tobytes()).hexdigest()
+
+    @cached_property
+    def _id_of(self) -> np.ndarray:
+        """Ids by code point, -1 for a character that is not in the vocabulary. The last entry is -1."""
+        codes = _code_points(self.chars)
+        table = np.full(int(codes.max(initial=0)) + 2, -1, dtype=np.int32)
+        table[codes] = np.arange(self.vocab_size)
+        return table
+
+    def pack(self, text: str) -> np.ndarray:
+        packed = np.empty(len(text), storage_dtype(self.vocab_size))
+        for start in range(0, len(text), CHUNK):
+            codes = _code_points(text[start : start + CHUNK])
+            ids = self._id_of[np.minimum(codes, len(self._id_of) - 1)]
+            if ids.min() < 0:
+                position = start + int(np.argmin(ids))
+                raise ValueError(
+                    f"the character {text[position]!r} at position {position} is not one of the {self.vocab_size} that "
+                    "this tokenizer knows: take it out, or use 'gpt2' or a tokenizer made from a text that has it"
+                )
+            packed[start : start + len(ids)] = ids
+        return packed
 
     def _decode(self, ids: list[int]) -> str:
         return "".join(self.chars[i] for i in ids)
@@ -96,7 +135,7 @@ class CharTokenizer(Tokenizer):
 class BPETokenizer(Tokenizer):
     """A tiktoken encoding. GPT-2's is built from the embedded merges; any other one is downloaded once by tiktoken.
 
-    The text of a special token, such as ``<|endoftext|>``, is ordinary text.
+    The text of a special token, such as ``<|endoftext|>``, is encoded as ordinary text.
     """
 
     def __init__(self, name: str = "gpt2") -> None:
@@ -104,19 +143,24 @@ class BPETokenizer(Tokenizer):
         self.encoding = _gpt2_encoding() if name == "gpt2" else _downloaded_encoding(name)
         self.vocab_size = self.encoding.n_vocab
 
-    @cached_property
+    @property
     def hash(self) -> str:
-        digest = hashlib.sha256(self.name.encode("utf-8"))
-        for token in range(self.vocab_size):
-            try:
-                content = self.encoding.decode_single_token_bytes(token)
-            except KeyError:  # some encodings leave ids unused
-                content = b""
-            digest.update(len(content).to_bytes(4, "little") + content)
-        return digest.hexdigest()
+        return _encoding_hash(self.name, self.encoding)
 
-    def encode(self, text: str) -> np.ndarray:
-        return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
+    def pack(self, text: str) -> np.ndarray:
+        try:  # as encode_ordinary, but without a Python list, which would take ten times the memory
+            ids = self.encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # half a surrogate pair, which tiktoken's other methods replace too
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            ids = self.encoding.encode_to_numpy(text, disallowed_special=())
+        return ids.astype(storage_dtype(self.vocab_size))
+
+    @property
+    def end(self) -> int | None:
+        try:
+            return self.encoding.eot_token
+        except KeyError:
+            return None
 
     def _decode(self, ids: list[int]) -> str:
         try:
@@ -129,7 +173,20 @@ def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
 
 
-def _gpt2_encoding():
+@cache
+def _encoding_hash(name: str, encoding: "tiktoken.Encoding") -> str:
+    digest = hashlib.sha256(name.encode("utf-8"))
+    for token in range(encoding.n_vocab):
+        try:
+            content = encoding.decode_single_token_bytes(token)
+        except KeyError:  # some encodings leave ids unused
+            content = b""
+        digest.update(len(content).to_bytes(4, "little") + content)
+    return digest.hexdigest()
+
+
+@cache  # to build it takes a third of a second
+def _gpt2_encoding() -> "tiktoken.Encoding":
     """GPT-2's byte-pair encoding, from its list of merges alone: the 256 bytes come first, then one token per merge."""
     import tiktoken
 
@@ -153,7 +210,7 @@ def _gpt2_encoding():
     )
 
 
-def _downloaded_encoding(name: str):
+def _downloaded_encoding(name: str) -> "tiktoken.Encoding":
     import tiktoken
 
     if name not in tiktoken.list_encoding_names():
@@ -177,7 +234,7 @@ def make_tokenizer(name: str, text: str) -> Tokenizer:
 
 def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
     """The tokenizer whose :meth:`Tokenizer.spec` this is. ``ValueError`` if it can't be rebuilt exactly."""
-    tokenizer = make_tokenizer(spec["name"], spec.get("chars", ""))
+    tokenizer = make_tokenizer(spec["name"], spec.get("chars") or "")
     if tokenizer.hash != spec["hash"]:
         raise ValueError(
             f"the tokenizer {spec['name']!r} that was recorded here can't be rebuilt (hash {spec['hash'][:8]}, rebuilt "

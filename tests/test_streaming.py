@@ -1,32 +1,36 @@
 """Data sets in shards: the ids of every document in order, whatever breaks, and training that goes on bit for bit."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import sys
 import threading
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tiktoken
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from disk_events import all_events, disturbed
 from tiny_runs import DENSE, children, cut_back, fingerprint, settings
 
 from minilooped.cli import main
-from minilooped.data import BatchStream, BPETokenizer, digest, eval_windows, load_corpus, prepare
-from minilooped.data import streaming as shards
-from minilooped.data.storage import MANIFEST, ShardedTokens
+from minilooped.data import BatchStream, BPETokenizer, digest, eval_windows, load_corpus, prepare, sources, streaming
+from minilooped.data.sources import way_out
+from minilooped.data.storage import MANIFEST
 from minilooped.data.streaming import FINEWEB_EDU, Source, prepare_stream
+from minilooped.files import SCRATCH
 from minilooped.train import train
 
 datasets = pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
 pyarrow_parquet = pytest.importorskip("pyarrow.parquet")
 
 # Documents of very different lengths, one with the text of a special token; rows without text are in between.
@@ -56,7 +60,7 @@ def expected() -> np.ndarray:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     """So that a shard ends in the middle of a batch, and a batch in the middle of a shard."""
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 400)
+    monkeypatch.setattr(streaming, "BATCH_CHARACTERS", 400)
 
 
 def prepared(source: Source, folder: Path, tokens: int = TOKENS, **changes) -> Path:
@@ -75,7 +79,7 @@ def manifest(folder: Path) -> dict:
 
 def contents(folder: Path) -> dict[str, Any]:
     """All that is in a folder, but for the states of the stream: the same place can be written in more than one way."""
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     told = manifest(folder) if MANIFEST in files else {"shards": []}
     for shard in told["shards"]:
         del shard["last"]["state"]
@@ -88,15 +92,15 @@ def ids_on_disk(folder: Path) -> np.ndarray:
 
 def break_at(monkeypatch, document: int, error: BaseException):
     """The tokenizer fails at a document, counted from 1."""
-    encode, calls = BPETokenizer.encode, []
+    pack, calls = BPETokenizer.pack, []
 
     def failing(self, text):
         calls.append(text)
         if len(calls) >= document:
             raise error
-        return encode(self, text)
+        return pack(self, text)
 
-    monkeypatch.setattr(BPETokenizer, "encode", failing)
+    monkeypatch.setattr(BPETokenizer, "pack", failing)
     return calls
 
 
@@ -129,23 +133,99 @@ def test_json_lines_and_another_column(tmp_path, expected):
     assert np.array_equal(ids, expected[: len(ids)])
 
 
+def documents(folder: Path) -> list[str]:
+    """The texts of all documents of a folder, in order."""
+    text = BPETokenizer().decode(ids_on_disk(folder))
+    assert text.endswith("<|endoftext|>")
+    return text.removesuffix("<|endoftext|>").split("<|endoftext|>")
+
+
+def as_parquet(path: Path, columns: dict[str, list]) -> None:
+    pyarrow_parquet.write_table(pyarrow.table(columns), path.with_suffix(".parquet"))
+
+
+def as_json_lines(path: Path, columns: dict[str, list]) -> None:
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    path.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
+
+
+TEXTS = [[f"Page {i} of {part}, with some words." for i in range(200)] for part in ("one", "two")]
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_json_lines])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"score": [None] * 200}, {"score": [0.5] * 200}),  # no type in the first file, numbers in the second
+        ({}, {"score": [0.5] * 200}),
+        ({"score": [0.5] * 200}, {}),
+        ({"score": [1] * 200}, {"score": ["high"] * 200}),
+        ({"score": [{"by": 1}] * 200}, {"score": [[1, 2]] * 200}),
+    ],
+)
+def test_other_columns_may_be_what_they_want(tmp_path, write, first, second):
+    """Only the wanted column is read, and all of its rows."""
+    (tmp_path / "pages").mkdir()
+    write(tmp_path / "pages" / "1", first | {"text": TEXTS[0]})
+    write(tmp_path / "pages" / "2", {"text": TEXTS[1]} | second)
+    folder = prepared(Source(str(tmp_path / "pages")), tmp_path / "out", tokens=10**4, val_fraction=0.01)
+    assert documents(folder) == [*TEXTS[0], *TEXTS[1]]
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_json_lines])
+def test_a_first_file_without_any_text_settles_nothing(tmp_path, write):
+    (tmp_path / "pages").mkdir()
+    write(tmp_path / "pages" / "1", {"text": [None] * 200})
+    write(tmp_path / "pages" / "2", {"text": TEXTS[1]})
+    folder = prepared(Source(str(tmp_path / "pages")), tmp_path / "out", tokens=10**4, val_fraction=0.01)
+    assert documents(folder) == TEXTS[1]
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_json_lines])
+def test_a_later_file_without_the_column_is_an_error_and_not_left_out(tmp_path, write):
+    (tmp_path / "pages").mkdir()
+    write(tmp_path / "pages" / "1", {"text": TEXTS[0]})
+    write(tmp_path / "pages" / "2", {"words": TEXTS[1]})
+    with pytest.raises((OSError, ValueError), match="pages.* column 'text'"):
+        prepared(Source(str(tmp_path / "pages")), tmp_path / "out", tokens=10**4, val_fraction=0.01)
+
+
+BOOKS = {"b/two.txt": "Zwei.\r\nZeilen.\r\n", "a.txt": "\ufeffOne.\n\nAnd long.\n", "c.txt": "Drei" * 9}
+
+
+def test_a_folder_of_texts_is_a_document_per_file(tmp_path, capsys):
+    """Not a document per line, with the line breaks gone. A break in the middle goes on behind the right file."""
+    for name, text in BOOKS.items():
+        (tmp_path / "books" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "books" / name).write_bytes(text.encode("utf-8"))
+    source = Source(str(tmp_path / "books"))
+    folder = prepared(source, tmp_path / "out", tokens=15, val_fraction=0.1)
+    first = documents(folder)
+    assert len(first) == 2 and "wrote    2 documents of " in capsys.readouterr().out
+    prepared(source, folder, tokens=1000)
+    assert sorted(documents(folder)) == ["Drei" * 9, "One.\n\nAnd long.\n", "Zwei.\nZeilen.\n"]
+    assert documents(folder)[:2] == first
+    assert "wrote    1 documents of " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("characters", [1, 10**9])
 def test_the_size_of_a_batch_changes_no_token(source, whole, tmp_path, monkeypatch, characters):
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", characters)
+    monkeypatch.setattr(streaming, "BATCH_CHARACTERS", characters)
     folder = prepared(source, tmp_path / "pages")
     assert np.array_equal(ids_on_disk(folder), ids_on_disk(whole))
 
 
 def test_documents_are_tokenized_side_by_side(source, tmp_path, monkeypatch):
-    encode, together = BPETokenizer.encode, threading.Barrier(2)
+    pack, together = BPETokenizer.pack, threading.Barrier(2)
 
     def with_another(self, text):
         together.wait(timeout=20)  # for a second document
-        return encode(self, text)
+        return pack(self, text)
 
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(BPETokenizer, "encode", with_another)
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 10**9)  # one batch
+    monkeypatch.setattr(BPETokenizer, "pack", with_another)
+    monkeypatch.setattr(streaming, "BATCH_CHARACTERS", 10**9)  # one batch
     rows = sum(map(bool, ROWS))
     assert rows % 2 == 0
     prepared(source, tmp_path / "out")
@@ -168,7 +248,7 @@ def test_size_and_time_are_said_before_anything_is_written(source, tmp_path, mon
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards, "write_shard", stop)
+    monkeypatch.setattr(streaming, "add_shard", stop)
     with pytest.raises(KeyboardInterrupt):
         prepared(source, tmp_path / "out", tokens=10**9)
     out = capsys.readouterr().out
@@ -179,28 +259,11 @@ def test_size_and_time_are_said_before_anything_is_written(source, tmp_path, mon
     said = int(out.partition("about ")[2].partition(" MB")[0].replace(",", ""))
     assert said == pytest.approx(1000 * characters_per_token, rel=0.05)
     assert "time     about " in out and " min, at the pace of the first " in out
+    assert "which have 12 to 213 characters" in out
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What is read
-
-PARTS = [np.arange(start, stop, dtype="<u2") for start, stop in ((0, 5), (5, 6), (6, 20), (20, 31))]
-
-
-@given(st.lists(st.integers(0, 30), max_size=12), st.slices(31))
-def test_sharded_tokens_read_like_one_array(positions, part):
-    sharded, one = ShardedTokens(PARTS, "hash"), np.arange(31, dtype="<u2")
-    assert len(sharded) == 31 and sharded.dtype == one.dtype
-    positions = np.array(positions, dtype=np.int64)
-    for index in (positions, positions.reshape(-1, 1), part):
-        ids = sharded[index]
-        assert np.array_equal(ids, one[index]) and ids.shape == one[index].shape and ids.dtype == one.dtype
-
-
-@pytest.mark.parametrize("position", [-1, 31])
-def test_no_position_outside_is_read(position):
-    with pytest.raises(IndexError, match=f"positions 3 to 31 of 31|positions {position} to 3 of 31"):
-        ShardedTokens(PARTS, "hash")[np.array([3, position])]
 
 
 def test_batches_and_evaluation_cross_the_borders_of_shards(whole):
@@ -241,8 +304,8 @@ def test_what_was_stopped_goes_on_and_no_whole_shard_is_made_again(source, whole
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             break_at(patch, count, KeyboardInterrupt())
             prepared(source, folder)
-        there = {path.name: path.stat().st_ino for path in folder.glob("*.bin*")}
-        assert kept.items() <= there.items() and not [name for name in there if name.endswith(".tmp")]
+        there = {path.name: path.stat().st_ino for path in folder.glob("*") if path.name != MANIFEST}
+        assert kept.items() <= there.items() and all(name.endswith(".bin") for name in there)
         kept = there
     assert (len(kept) > 0) == (documents != (4,))
     if kept:
@@ -261,14 +324,14 @@ def test_what_was_stopped_goes_on_and_no_whole_shard_is_made_again(source, whole
 
 def die_at(document: int, source: Source, folder: Path):
     """The whole life of a child process, which is killed in the middle."""
-    encode, calls = BPETokenizer.encode, []
+    pack, calls = BPETokenizer.pack, []
 
     def deadly(self, text):
         calls.append(text)
-        return encode(self, text) if len(calls) < document else os._exit(9)
+        return pack(self, text) if len(calls) < document else os._exit(9)
 
-    BPETokenizer.encode = deadly
-    shards.BATCH_CHARACTERS = 400
+    BPETokenizer.pack = deadly
+    streaming.BATCH_CHARACTERS = 400
     prepared(source, folder)
 
 
@@ -277,8 +340,8 @@ def test_a_kill_costs_no_more_than_the_shard_at_work(source, whole, tmp_path):
     child.start()
     child.join(120)
     assert child.exitcode == 9
-    left = contents(tmp_path / "pages")
-    assert "train-00001.bin" in left and any(name.endswith(".tmp") for name in left)
+    left = [path.name for path in (tmp_path / "pages").iterdir()]
+    assert "train-00001.bin" in left and any(name.startswith(SCRATCH) for name in left)
     prepared(source, tmp_path / "pages")
     assert contents(tmp_path / "pages") == contents(whole)
 
@@ -297,7 +360,7 @@ def test_asking_for_more_adds_shards(source, whole, tmp_path, expected):
 
 def test_what_is_done_is_not_opened_again(source, whole, tmp_path, monkeypatch):
     folder = shutil.copytree(whole, tmp_path / "pages")
-    monkeypatch.setattr(shards, "open_stream", None)
+    monkeypatch.setattr(streaming, "open_stream", None)
     assert prepared(source, folder) == folder and contents(folder) == contents(whole)
 
 
@@ -350,27 +413,102 @@ def test_a_data_set_that_has_changed_is_not_gone_on_with(source, whole, tmp_path
     assert contents(folder) == before
 
 
-def test_reading_that_fails_says_how_to_go_on(source, whole, tmp_path, monkeypatch):
-    class Unreliable:
-        def __init__(self, stream):
-            self.stream, self.state_dict, self.load_state_dict = stream, stream.state_dict, stream.load_state_dict
+class Unreliable:
+    """A stream that fails at its row 40."""
 
-        def __iter__(self):
-            for number, row in enumerate(self.stream):
-                if number == 40:
-                    raise RuntimeError("connection lost\nby the hub")
-                yield row
+    def __init__(self, stream, error):
+        self.stream, self.state_dict, self.load_state_dict = stream, stream.state_dict, stream.load_state_dict
+        self.error = error
 
-    open_stream = shards.open_stream
+    def __iter__(self):
+        for number, row in enumerate(self.stream):
+            if number == 40:
+                raise self.error
+            yield row
+
+
+@pytest.mark.parametrize(
+    ("error", "local", "advice"),
+    [
+        (ConnectionError("connection lost\nby the hub"), False, "the same command goes on from the last shard"),
+        (httpx.ReadTimeout("too slow"), False, "the same command goes on from the last shard"),
+        (TypeError("Couldn't cast array"), False, "its files cannot be read as they are: choose another part"),
+        (TypeError("Couldn't cast array"), True, "see whether every file there is whole and has text in its column"),
+        (OSError("Input/output error"), True, "see whether every file there is whole and has text in its column"),
+    ],
+)
+def test_a_failure_to_read_says_what_helps_and_nothing_else(source, whole, tmp_path, monkeypatch, error, local, advice):
+    """To try again helps where the network failed. Where types are wrong it never does."""
+    open_stream = streaming.open_stream
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "open_stream", lambda s: (Unreliable(open_stream(s)[0]), s))
-        with pytest.raises(
-            OSError, match=r"reading .* failed \(RuntimeError: connection lost by the hub\): the same command goes"
-        ):
+        patch.setattr(streaming, "open_stream", lambda s: (Unreliable(open_stream(s)[0], error), s))
+        patch.setattr(sources, "way_out", lambda error, s: way_out(error, s if local else Source("on/the-hub")))
+        with pytest.raises(OSError, match=rf"reading .* failed \({type(error).__name__}: .*\): {advice}") as caught:
             prepared(source, tmp_path / "pages")
-    assert (tmp_path / "pages" / "train-00001.bin").exists()
+    assert ("the same command" in str(caught.value)) == ("the same command" in advice)
+    assert (tmp_path / "pages" / "train-00001.bin").exists() and "\n" not in str(caught.value)
     prepared(source, tmp_path / "pages")
     assert contents(tmp_path / "pages") == contents(whole)
+
+
+def test_no_memory_is_not_taken_for_a_bad_data_set(source, tmp_path, monkeypatch):
+    open_stream = streaming.open_stream
+    monkeypatch.setattr(streaming, "open_stream", lambda s: (Unreliable(open_stream(s)[0], MemoryError("none")), s))
+    with pytest.raises(MemoryError, match="none"):
+        prepared(source, tmp_path / "pages")
+
+
+class Rows:
+    """A stream of the same documents without a library, which would take most of the time."""
+
+    def __init__(self):
+        self.row = 0
+
+    def state_dict(self):
+        return {"row": self.row}
+
+    def load_state_dict(self, state):
+        self.row = state["row"]
+
+    def __iter__(self):
+        while self.row < len(ROWS):
+            self.row += 1
+            yield {"text": ROWS[self.row - 1]}
+
+
+@pytest.mark.parametrize("damage", [False, True])
+@pytest.mark.parametrize("what", ["kill", "error", "full disk"])
+def test_whatever_happens_to_the_disk_no_whole_shard_is_lost(source, tmp_path, monkeypatch, what, damage):
+    """At every event of the file system, also while a damaged shard and those after it are made again."""
+    monkeypatch.setattr(streaming, "open_stream", lambda source: (Rows(), source))
+    monkeypatch.setattr(streaming, "BPETokenizer", cache(BPETokenizer))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # it is an event, and takes long
+    small = dict(tokens=260, shard_tokens=130)
+    good = prepared(source, tmp_path / "good", **small)
+    assert len(manifest(good)["shards"]) == 3
+    damaged = shutil.copytree(good, tmp_path / "damaged")
+    change(damaged / "train-00001.bin")
+    folder = tmp_path / "pages"
+
+    def begin():
+        shutil.rmtree(folder, ignore_errors=True)
+        if damage:
+            shutil.copytree(damaged, folder)
+
+    begin()
+    count = all_events(folder, lambda: prepared(source, folder, **small))
+    assert count > 20
+    for number in range(count):
+        begin()
+        with disturbed(folder, number, what) as died:
+            prepared(source, folder, **small)
+        if died.error is not None and what != "kill":
+            assert isinstance(died.error, OSError) and "could not be written" in str(died.error), died.error
+        if damage:
+            assert "val-00000.bin" in [path.name for path in folder.iterdir()]
+        prepared(source, folder, **small)
+        assert contents(folder) == contents(good), "the same call goes on"
+        assert not [path for path in folder.iterdir() if path.is_dir()], "kills leave nothing behind"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -388,7 +526,7 @@ def test_reading_that_fails_says_how_to_go_on(source, whole, tmp_path, monkeypat
         (dict(val_fraction=1.0), "val_fraction is 1.0"),
         (dict(tokens=10**6), "leaves no tokens to train on .2,... of the 1,000,000 asked for .*smaller val_fraction"),
         (dict(column="page"), "has no column 'page': choose one of id, text"),
-        (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int, not text: choose one of id"),
+        (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int, not text: choose another"),
     ],
 )
 def test_what_cannot_work_is_refused_and_leaves_nothing(source, tmp_path, changes, message):
@@ -400,6 +538,49 @@ def test_what_cannot_work_is_refused_and_leaves_nothing(source, tmp_path, change
     with pytest.raises(ValueError, match=message):
         prepared(replace(source, **parts), tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "val-00000.bin", "train-00007.bin"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_shard_of_another_set_is_never_overwritten(source, tmp_path, name, begun):
+    folder = tmp_path / "out"
+    if begun:  # and a shard is there that shards.json does not name
+        prepared(source, folder, tokens=100, val_fraction=0.5)
+        content = manifest(folder)
+        for number, shard in enumerate(content["shards"]):
+            if shard["file"] == name:
+                del content["shards"][number:]
+                break
+        (folder / MANIFEST).write_text(json.dumps(content | {"finished": False}), encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"not ours")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=r"holds \S+.bin, which no shards.json there names: choose another folder"):
+        prepared(source, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "train.json", "val.json"])
+def test_a_text_of_somebody_is_left_alone(source, tmp_path, name):
+    (tmp_path / name).write_bytes(b"not ours")
+    with pytest.raises(ValueError, match="holds a prepared text: choose another folder"):
+        prepared(source, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_no_stream_of_output_can_end_it(source, whole, tmp_path, monkeypatch):
+    """As with ``2>&1 | head``, and on Windows with ``> log.txt``."""
+    name = shutil.copytree(source.dataset, tmp_path / "日本")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, os.fdopen(writer, "w", encoding="cp1252") as broken:
+        for stdout, stderr in ((broken, broken), (io.TextIOWrapper(io.BytesIO(), encoding="cp1252"), None)):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", stdout)
+                patch.setattr(sys, "stderr", stderr)
+                folder = prepared(replace(source, dataset=str(name)), tmp_path / f"{stdout is broken}")
+            assert np.array_equal(ids_on_disk(folder), ids_on_disk(whole))
+        os.dup2(nowhere.fileno(), broken.fileno())  # so that closing it has nothing to complain of
 
 
 def test_nothing_of_the_users_is_deleted(source, tmp_path):
@@ -456,30 +637,6 @@ def test_text_and_shards_never_share_a_folder(source, whole, tmp_path):
     assert contents(folder) == contents(whole)
 
 
-@pytest.mark.parametrize(
-    ("edit", "complaint"),
-    [
-        (dict(format=99), "format 99, but this version reads format 1"),
-        (dict(dtype="<u4"), "its dtype is not its tokenizer's"),
-        (dict(tokenizer={"name": "gpt2", "hash": "0" * 64}), "can't be rebuilt"),
-        (dict(tokenizer=None), "NoneType"),
-        (dict(shards=[{"file": "val-00000.bin"}]), "last, sha256, tokens missing"),
-        (dict(shards=None), "NoneType"),
-        (dict(source={"dataset": "a/b"}), "column, config, revision missing"),
-        (None, "finished, tokens missing"),
-    ],
-)
-def test_an_edited_manifest_is_noticed(source, whole, tmp_path, edit, complaint):
-    folder = shutil.copytree(whole, tmp_path / "pages")
-    content = manifest(folder)
-    for name in ("finished", "tokens") if edit is None else ():
-        del content[name]
-    (folder / MANIFEST).write_text(json.dumps(content | (edit or {})), encoding="utf-8")
-    for use in (lambda: load_corpus(folder), lambda: prepared(source, folder)):
-        with pytest.raises(ValueError, match=rf"shards.json cannot be read .*{complaint}.*prepare the data again"):
-            use()
-
-
 def test_without_the_library_its_name_is_said(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="streaming needs the datasets library .*: run `pip install datasets`"):
@@ -491,11 +648,11 @@ def test_without_the_library_its_name_is_said(source, tmp_path, monkeypatch):
 
 
 def test_a_data_set_of_the_hub_is_pinned_to_its_commit(source, tmp_path, monkeypatch):
-    asked, load = [], datasets.load_dataset
+    asked, load = [], datasets.load_dataset_builder
 
-    def from_the_hub(name, config, *, split, streaming, revision):
-        asked.append((name, config, split, streaming, revision))
-        return load(source.dataset, split=split, streaming=streaming)
+    def from_the_hub(name, config, *, revision):
+        asked.append((name, config, revision))
+        return load(source.dataset)
 
     class Hub:
         commit = "c0ffee"
@@ -504,15 +661,26 @@ def test_a_data_set_of_the_hub_is_pinned_to_its_commit(source, tmp_path, monkeyp
             asked.append(name)
             return SimpleNamespace(sha=self.commit)
 
-    monkeypatch.setattr(datasets, "load_dataset", from_the_hub)
+    monkeypatch.setattr(datasets, "load_dataset_builder", from_the_hub)
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     folder = prepared(FINEWEB_EDU, tmp_path / "out", tokens=800)
     assert manifest(folder)["source"]["revision"] == "c0ffee"
     Hub.commit = "decaf"
     prepared(FINEWEB_EDU, folder)
-    call = ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", True, "c0ffee")
+    call = ("HuggingFaceFW/fineweb-edu", "sample-10BT", "c0ffee")
     assert asked == ["HuggingFaceFW/fineweb-edu", call, call], "the commit that it began with"
     assert manifest(folder)["source"]["revision"] == "c0ffee"
+
+
+def test_lines_of_a_text_on_the_hub_are_documents_and_that_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("A line of it.\nAnother line.\n" * 9, encoding="utf-8")
+    load = datasets.load_dataset_builder
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: load(str(tmp_path / "texts")))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda self, name: SimpleNamespace(sha="c0ffee"))
+    folder = prepared(Source("somebody/texts"), tmp_path / "out", tokens=40)
+    assert "notice   somebody/texts is of text files: each line is taken for a document" in capsys.readouterr().out
+    assert BPETokenizer().decode(ids_on_disk(folder)).startswith("A line of it.<|endoftext|>Another line.<|endof")
 
 
 def test_a_hub_out_of_reach_is_one_line(tmp_path, monkeypatch):
@@ -545,7 +713,12 @@ def test_prepare_from_the_shell(source, tmp_path, monkeypatch, capsys, expected)
 def test_fineweb_edu_by_its_short_name(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
-    monkeypatch.setattr(shards, "prepare_stream", lambda *args, **options: asked.append((args, options)) or Path("out"))
+
+    def preparing(*args, **options):
+        asked.append((args, options))
+        return Path("out")
+
+    monkeypatch.setattr(streaming, "prepare_stream", preparing)
     assert main(["prepare", "fineweb-edu", "--tokens", "1e9"]) == 0
     assert main("prepare fineweb-edu --tokens 2e10 --config sample-100BT --out here".split()) == 0
     assert main("prepare --hf-dataset a/b --column page --tokens 5 --tokenizer r50k_base".split()) == 0
