@@ -26,13 +26,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .data import BatchStream, Tokenizer, check_same_tokenizer, digest, eval_windows, load_corpus
-from .data.storage import ShardedTokens
+from .data.storage import Tokens
 from .engine.checkpoint import (
     check_place,
     find_run,
@@ -377,21 +376,28 @@ def sample(
     top_k: int | None = None,
     n_loop: int | None = None,
     seed: int = 1337,
+    stop_at_end: bool = True,
 ) -> str:
     """The prompt and its continuation. The draw depends on `seed` alone and leaves torch's generators as they are.
 
-    prompt None: the tokenizer's `opening`.
+    prompt None: the tokenizer's `opening`. stop_at_end: end with the text that the model ends, where the tokenizer has
+    a token for that; its own text is not shown. Raises ValueError for an empty prompt or a seed out of range.
     """
     prompt = tokenizer.opening if prompt is None else prompt
     if not prompt:
         raise ValueError("the prompt is empty: give at least one character")
-    device = model.wte.weight.device
-    idx = torch.as_tensor(tokenizer.encode(prompt), device=device)[None]  # (1, T)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed} must lie in [0, 2**63)")
+    device, asked = model.wte.weight.device, tokenizer.encode(prompt)
+    idx = torch.as_tensor(asked, device=device)[None]  # (1, T)
     generator = torch.Generator(device=device).manual_seed(seed)
-    new = model.generate(
-        idx, max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop, generator=generator
-    )  # (1, T + max_new_tokens)
-    return tokenizer.decode(new[0].cpu())
+    end = tokenizer.end if stop_at_end else None
+    text = model.generate(
+        idx, max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop, generator=generator, stop_token=end
+    )[0].tolist()  # T + max_new_tokens ids, or fewer
+    if end in text[len(asked) :]:
+        text = text[: text.index(end, len(asked))]
+    return tokenizer.decode(text)
 
 
 @torch.no_grad()
@@ -549,7 +555,7 @@ class Trainer:
         peak = config.peak_tflops or peak_tflops(name)
         self.speed = Speed(peak and peak * n_processes)
 
-    def draw(self, tokens: np.ndarray | ShardedTokens, batch_size: int | None = None) -> BatchStream:
+    def draw(self, tokens: Tokens, batch_size: int | None = None) -> BatchStream:
         """An endless stream of this process's batches, from its beginning."""
         shape = batch_size or self.config.batch_size, self.model_config.block_size
         return BatchStream(tokens, *shape, seed=self.config.seed, rank=self.rank, world_size=self.n_processes)
@@ -636,7 +642,7 @@ class Trainer:
             self.updates, self.seconds = int(state["updates"]), seconds(state["seconds"])
         if edited:
             raise ValueError(f"{run / 'config.json'} is not that of {self.last_good.name} ({edited}): restore it")
-        refuse_other_data(run, config.data, its_tokens, (len(self.corpus.train), self.tokens_sha256))
+        refuse_other_data(run, config.data, *its_tokens, self.corpus.train)
         with restoring(self.last_good):
             self.model.load_state_dict(weights)
             load_optimizer(self.optimizer, state["optimizer"])

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_runs import DENSE, LOOM, TEXT, prepared, settings
 from tiny_training import BOTH, tiny_batch, tiny_model
 
-from minilooped.data import load_corpus
+from minilooped.data import BPETokenizer, CharTokenizer, load_corpus
 from minilooped.engine.checkpoint import load_model, read_config, shell_command
 from minilooped.engine.log import plot_losses, read_log
 from minilooped.engine.machine import attention_kernel
@@ -172,3 +172,22 @@ def test_the_picture_of_a_run_shows_its_losses(tmp_path, monkeypatch):
     assert (
         "2.625" in ax.get_legend().get_texts()[2].get_text() and (tmp_path / "tiny" / "loss.png").stat().st_size > 1000
     )
+
+
+def test_a_sample_ends_with_its_document_unless_it_is_to_go_on():
+    tokenizer = BPETokenizer("gpt2")
+    model = LoopedGPT(LoopedConfig(vocab_size=tokenizer.vocab_size, block_size=16, n_layer=1, n_head=1, n_embd=8))
+    with torch.no_grad():  # whatever was read, the end of a document is the likeliest
+        model.final_norm.weight.zero_()
+        model.final_norm.weight[0] = 1e3
+        model.wte.weight[:, 0] = 1.0
+        model.wte.weight[tokenizer.end, 0] = 2.0
+    sampled = partial(sample, model, tokenizer, "Hello", max_new_tokens=8, temperature=0)
+    assert sampled() == "Hello"
+    assert sampled(stop_at_end=False) == "Hello" + 8 * "<|endoftext|>"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
+def test_a_seed_out_of_range_is_named(seed):
+    with pytest.raises(ValueError, match="seed=.* must lie in"):
+        sample(LoopedGPT(replace(DENSE, vocab_size=2)), CharTokenizer("ab"), "a", seed=seed)

@@ -75,13 +75,16 @@ def shown(monkeypatch):
 
 def assert_quick(control, *values) -> None:
     """Each move is within the limit at its best of three: one may pay for a garbage collection of the whole suite."""
-    took: dict[object, list[float]] = {value: [] for value in values}
-    for value in values * 3:
-        assert control.value != value, "nothing would move"
-        started = time.process_time()
-        control.value = value
-        took[value].append(time.process_time() - started)
-    assert max(map(min, took.values())) < SECONDS_PER_MOVE, took
+    best = dict.fromkeys(values, math.inf)
+    for _ in range(3):
+        for value in values:
+            assert control.value != value, "nothing would move"
+            started = time.process_time()
+            control.value = value
+            best[value] = min(best[value], time.process_time() - started)
+        if max(best.values()) < SECONDS_PER_MOVE:
+            return
+    pytest.fail(f"{best} s are more than {SECONDS_PER_MOVE}")
 
 
 def printed(capsys) -> str:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from ..data import check_same_tokenizer, tokenizer_from_spec
+from ..data import check_same_tokenizer, same_tokens, tokenizer_from_spec
+from ..data.storage import Tokens
 from .checkpoint import run_tokenizer
 
 # What a resumed run may change: where it and its data lie, where it runs, what memory it takes, how long it goes on,
@@ -41,13 +42,15 @@ def refuse_changes(run: Path, stored: dict[str, Any], now: dict[str, Any], defau
     check_same_tokenizer(run_tokenizer(run, stored), tokenizer_from_spec(now["tokenizer"]))
 
 
-def refuse_other_data(run: Path, data: str, its: tuple[int, str], now: tuple[int, str]) -> None:
-    """``ValueError`` unless the training tokens, as (how many, sha256), are those that the run was trained on."""
-    if its != now:
-        told = f"{its[0]} tokens, {data!r} now has {now[0]}"
-        if its[0] == now[0]:
-            told = f"other tokens than {data!r} now has"
-        raise ValueError(f"{run} was trained on {told}: bring the old data back, or start a new run")
+def refuse_other_data(run: Path, data: str, count: int, sha256: str, tokens: Tokens) -> None:
+    """``ValueError`` unless the training tokens are the `count` tokens of that digest, which the run was trained on."""
+    if count != len(tokens):
+        told = f"{count} tokens, {data!r} now has {len(tokens)}"
+    elif not same_tokens(tokens, sha256):
+        told = f"other tokens than {data!r} now has"
+    else:
+        return
+    raise ValueError(f"{run} was trained on {told}: bring the old data back, or start a new run")
 
 
 def other_circumstances(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

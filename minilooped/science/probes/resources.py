@@ -1,11 +1,10 @@
 """What do a model and its training cost: parameters, operations, bytes, seconds?"""
 
-import os
+import ctypes
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -103,6 +102,7 @@ def cpu_times(runs: Mapping[str, Callable[[], object]], rounds: int = 10) -> dic
 
 
 STATUS = Path("/proc/self/status")  # Linux: what a process holds
+M_MMAP_THRESHOLD = -3  # in glibc's malloc.h
 
 
 def resident(which: str) -> int:
@@ -148,27 +148,15 @@ def step_memory(config: LoopedConfig, batch_size: int, dtype: str = "float32") -
     """
     if not STATUS.exists():
         return None
-    # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
-    with environment("MALLOC_MMAP_THRESHOLD_", "1000000"), ProcessPoolExecutor(1, get_context("spawn")) as process:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(added_by_steps, config, batch_size, dtype).result()
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """A variable for the processes that are started inside; afterwards it is what it was."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def added_by_steps(config: LoopedConfig, batch_size: int, dtype: str) -> int:
     """`step_memory` of this process, which has trained nothing before."""
+    # glibc keeps freed blocks below a threshold that it raises as it goes. Held at 1 MB, what is freed is given back.
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(M_MMAP_THRESHOLD, 1_000_000)
     torch.set_num_threads(1)
     autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
