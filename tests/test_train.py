@@ -17,7 +17,7 @@ from minilooped.data import BPETokenizer, CharTokenizer, load_corpus
 from minilooped.engine.checkpoint import load_model, read_config, shell_command
 from minilooped.engine.log import plot_losses, read_log
 from minilooped.engine.machine import attention_kernel
-from minilooped.model import LoopedConfig
+from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import PRESETS
 from minilooped.train import TrainConfig, evaluate, loop_rms, sample, train
 
