@@ -21,7 +21,7 @@ arXiv 2607.13491. [3] LOOM, Looping Beyond Twice, arXiv 2610.01153. In [2] the l
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -687,7 +687,9 @@ class LoopedGPT(nn.Module):
         self._collect_loads(routings)
         return (logits, loss, states) if return_states else (logits, loss)
 
-    def segment_losses(self, idx: Tensor, targets: Tensor, *, n_loop: int | None = None) -> Iterator[Tensor]:
+    def segment_losses(
+        self, idx: Tensor, targets: Tensor, *, n_loop: int | None = None
+    ) -> Generator[Tensor, None, None]:
         """Segmented backprop [3]: one loss per segment of `config.segment` loops, the last segment may be shorter.
 
         Call backward on each loss before taking the next: the stream and the global memory are then detached, so no
@@ -701,7 +703,7 @@ class LoopedGPT(nn.Module):
         self._check_tokens(idx, targets)
         return self._segment_losses(idx, targets, self.config.segments(n_loop))
 
-    def _segment_losses(self, idx: Tensor, targets: Tensor, segments: list[range]) -> Iterator[Tensor]:
+    def _segment_losses(self, idx: Tensor, targets: Tensor, segments: list[range]) -> Generator[Tensor, None, None]:
         h = global_ema = None
         for loops in segments:
             x0, routings = self.embed(idx), []
