@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from .data import Tokenizer
     from .model import LoopedGPT
 
+# The names of PRESETS, which cannot be imported here without torch; a test holds the two together.
+Preset = Literal[
+    "shakespeare",
+    "shakespeare-moe",
+    "gpt2-small",
+    "gpt2-small-loop",
+    "gpt2-small-deeploop",
+    "gpt2-small-4x3",
+    "loom-small",
+]
+
 
 def train(argv: list[str]) -> int:
     """train a model and leave checkpoints, a log and a plot in runs/NAME"""
@@ -33,7 +44,7 @@ def train(argv: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Start:
-        preset: Annotated[Literal[tuple(PRESETS)], one_of] = "shakespeare"  # the settings to start from
+        preset: Annotated[Preset, one_of] = "shakespeare"  # the settings to start from
         resume: Annotated[str | None, one_of] = None  # go on with this run (its name or its folder), its own settings
 
     @dataclass(frozen=True)
@@ -182,7 +193,7 @@ def sweep(argv: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Start:
-        preset: Literal[tuple(PRESETS)] = "shakespeare"  # the settings to start from
+        preset: Preset = "shakespeare"  # the settings to start from
 
     prog = "minilooped sweep"
     start, _ = tyro.cli(Start, prog=prog, args=argv, add_help=False, return_unknown_args=True)
@@ -321,7 +332,7 @@ def plan(argv: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Start:
-        preset: Literal[tuple(PRESETS)] = "gpt2-small-loop"  # the settings to start from
+        preset: Preset = "gpt2-small-loop"  # the settings to start from
 
     @dataclass(frozen=True)
     class Plan(Start):

@@ -21,7 +21,7 @@ arXiv 2607.13491. [3] LOOM, Looping Beyond Twice, arXiv 2610.01153. In [2] the l
 import math
 import numbers
 import operator
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -528,7 +528,9 @@ class LoopedGPT(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.pos == "learned" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks: Sequence[Block] = nn.ModuleList(  # type: ignore[assignment]
+            Block(config) for _ in range(config.n_layer)
+        )
         self.final_norm = make_norm(config)
         # A tied head has no parameter of its own: it reads the embedding's.
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)

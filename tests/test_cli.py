@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from typing import get_args
 
 import pytest
 import torch
 from tiny_runs import TEXT, cut_back, fingerprint, prepared
 
-from minilooped.cli import COMMANDS, main
+from minilooped.cli import COMMANDS, Preset, main
 from minilooped.engine.checkpoint import shell_command
 from minilooped.model import LoopedConfig
 from minilooped.presets import PRESETS
@@ -339,3 +340,7 @@ def test_sweep_says_which_model_never_trained(capsys):
 def test_sweep_refuses_before_the_first_run(folder, capsys, options, message):
     assert sweep_tiny(*options) == 1
     assert message in capsys.readouterr().err and not (folder / "sweep.csv").exists()
+
+
+def test_the_command_line_offers_every_preset():
+    assert get_args(Preset) == tuple(PRESETS)

@@ -101,7 +101,9 @@ def record(
     it was.
     """
     settings = json.loads(json.dumps(settings))
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(settings=settings, runs=[])
+    stored: dict[str, Any] = dict(settings=settings, runs=[])
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
     if differing := differences(stored["settings"], settings):
         raise ValueError(f"{path} was recorded with other settings ({differing}): move it away first")
     missing = [run for run in runs if not any(run.items() <= row.items() for row in stored["runs"])]
@@ -116,8 +118,8 @@ def record(
         if until is not None and time.monotonic() >= until:
             return False
         stored["runs"].append(run | measure(**run))
-        head = [name for name in ("provenance", "extended", "settings") if name in stored]
-        head = "".join(f'"{name}": {json.dumps(stored[name])},\n' for name in head)
+        names = [name for name in ("provenance", "extended", "settings") if name in stored]
+        head = "".join(f'"{name}": {json.dumps(stored[name])},\n' for name in names)
         rows = ",\n".join(json.dumps(row) for row in stored["runs"])
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, f'{{{head}"runs": [\n{rows}\n]}}\n')

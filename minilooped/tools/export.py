@@ -14,12 +14,12 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..data import BPETokenizer, Tokenizer, embedded
+from ..data import BPETokenizer, CharTokenizer, Tokenizer, embedded
 from ..engine.checkpoint import find_run, load_model, new_run, write_config
 from ..files import in_a_line, replacing, writing
 from ..model import LoopedConfig, LoopedGPT
@@ -39,7 +39,7 @@ def _need_transformers() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # GPT-2's choices and names
 
-GPT2 = dict(n_loop=1, mlp="gelu", norm="layer", pos="learned", bias=True, tie_embeddings=True)
+GPT2: dict[str, Any] = dict(n_loop=1, mlp="gelu", norm="layer", pos="learned", bias=True, tie_embeddings=True)
 
 # Ours and theirs, within a block.
 GPT2_BLOCK = {
@@ -98,7 +98,9 @@ def from_gpt2(theirs: "GPT2LMHeadModel") -> LoopedGPT:
     for name, known in needed.items():
         if getattr(c, name) not in known:
             raise ValueError(f"{name} is {getattr(c, name)!r}, but only GPT-2's {known[0]!r} can be taken over")
-    sizes = dict(vocab_size=c.vocab_size, block_size=c.n_positions, n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd)
+    sizes: dict[str, Any] = dict(
+        vocab_size=c.vocab_size, block_size=c.n_positions, n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd
+    )
     config = LoopedConfig(rule="none", n_inner=c.n_inner, init_std=c.initializer_range, **sizes, **GPT2)
     weights = theirs.state_dict()
     ours = LoopedGPT(config).to(theirs.dtype)
@@ -129,7 +131,8 @@ def to_gpt2(ours: LoopedGPT) -> "GPT2LMHeadModel":
     )
     weights = ours.state_dict()
     state = {of: _turn(name, weights[name]) for name, of in gpt2_names(c.n_layer).items()}
-    theirs = GPT2LMHeadModel(config).to(ours.wte.weight.dtype)
+    theirs: Any = GPT2LMHeadModel(config)
+    theirs.to(ours.wte.weight.dtype)
     theirs.load_state_dict(state | {"lm_head.weight": state["transformer.wte.weight"]})
     return theirs.train(ours.training)
 
@@ -143,7 +146,7 @@ def gpt2_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     from tokenizers import pre_tokenizers
 
     _version, *lines = embedded("vocab.bpe").read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split(" ")) for line in lines]
+    merges = [(first, second) for first, second in (line.split(" ") for line in lines)]
     # Sorted, the characters that stand for the 256 bytes are in GPT-2's order.
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
     return {token: i for i, token in enumerate(tokens)}, merges
@@ -160,8 +163,8 @@ def hf_tokenizer(tokenizer: Tokenizer, block_size: int) -> "PreTrainedTokenizerB
 
     if tokenizer.name == "gpt2":
         vocabulary, merges = gpt2_vocabulary()
-        return GPT2Tokenizer(vocab=vocabulary, merges=merges, model_max_length=block_size)
-    if tokenizer.name == "char":
+        return GPT2Tokenizer(vocab=vocabulary, merges=cast(Any, merges), model_max_length=block_size)
+    if isinstance(tokenizer, CharTokenizer):
         # Without a token for the unknown, a character that is not in the vocabulary is an error, as in ours.
         core = Core(models.WordLevel({char: i for i, char in enumerate(tokenizer.chars)}))
         core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -256,11 +259,12 @@ def _read_gpt2(path: Path) -> LoopedGPT:
             "they are not read)"
         )
     try:
-        theirs, found = GPT2LMHeadModel.from_pretrained(
+        read: Any = GPT2LMHeadModel.from_pretrained(
             path, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
     except Exception as error:  # a damaged file can make its reader fail in any way
         raise _unreadable("model", path, error) from error
+    theirs, found = read
     if found["missing_keys"]:
         raise ValueError(f"the model in {path} lacks {min(found['missing_keys'])}: get the folder again")
     try:

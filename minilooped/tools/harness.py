@@ -65,7 +65,7 @@ class LoopedLM(TemplateLM):
         self.block_size = model.config.block_size
         self._device = model.wte.weight.device
         # Byte pairs have a token that ends a document. Characters have none.
-        self.end = None if tokenizer.name == "char" else tokenizer.encoding.eot_token
+        self.end = tokenizer.end
 
     @property
     def eot_token_id(self) -> int | None:
@@ -104,7 +104,9 @@ class LoopedLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list["Instance"], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each whole text. One longer than a window is cut as the harness cuts it."""
-        rows = [(("", text), [], self.tok_encode(text)) for (text,) in (request.args for request in requests)]
+        rows: list[Any] = [
+            (("", text), [], self.tok_encode(text)) for (text,) in (request.args for request in requests)
+        ]
         return [total for total, _ in self._loglikelihood_tokens(rows, disable_tqdm=disable_tqdm)]
 
     def _loglikelihood_tokens(
@@ -179,7 +181,7 @@ class LoopedLM(TemplateLM):
         """Continue idx (B, T) until every row has a stop string or its tokens are used up."""
         end = None if self.end is None else self.tokenizer.decode([self.end])
         stops = [stop for stop in handle_stop_sequences(options["until"], eos=end) if stop]
-        how = dict(
+        how: dict[str, Any] = dict(
             temperature=options.get("temperature", 1.0) if options["do_sample"] else 0.0,
             top_k=options.get("top_k"),
             n_loop=self.n_loop,

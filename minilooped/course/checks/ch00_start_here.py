@@ -31,7 +31,7 @@ def untied_parameters(answer: Callable[[LoopedGPT], int]) -> None:
     name = "untied_parameters"
     for n_loop in (1, 3, 5):
         model = _small_model(n_loop, seed=n_loop)
-        blocks = sum(parameter.numel() for parameter in model.blocks.parameters())
+        blocks = sum(parameter.numel() for block in model.blocks for parameter in block.parameters())
         if not compare(f"{name} at n_loop={n_loop}", answer(model), model.num_params() + (n_loop - 1) * blocks, 0):
             return
     passed(name)

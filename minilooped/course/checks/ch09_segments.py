@@ -32,7 +32,7 @@ def longest_segment(answer: Callable[[Callable[[int], int], int, int], int]) -> 
         (123, 45, 4, 4),
         (9, 8, 5, 0),
     ):
-        asked = []
+        asked: list[int] = []
 
         def held(n: int, base: int = base, per_loop: int = per_loop, asked: list[int] = asked) -> int:
             asked.append(n)
@@ -59,7 +59,11 @@ def last_k_visits(answer: Callable[[Callable[[Tensor], Tensor], Tensor, int, int
         for copy in copies:
             h = torch.tanh(copy @ h)
         each = torch.autograd.grad(h.sum(), copies)
-        found = answer(lambda h, shared=shared: torch.tanh(shared @ h), start, n_loop, K)
+
+        def visit(h: Tensor, shared: Tensor = shared) -> Tensor:
+            return torch.tanh(shared @ h)
+
+        found = answer(visit, start, n_loop, K)
         where = f"{name} of {n_loop} loops, K={K}"
         if not compare(where, found.detach() if isinstance(found, Tensor) else found, h.detach()):
             return

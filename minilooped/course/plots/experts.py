@@ -3,22 +3,23 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import QUIET, figure, in_style
+from .style import QUIET, Array, figure, in_style
 
 
-def expert_colours(n_expert: int) -> np.ndarray:
+def expert_colours(n_expert: int) -> Array:
     """A colour per expert, (E, 4)."""
     return matplotlib.colormaps["tab10" if n_expert <= 10 else "nipy_spectral"](np.linspace(0, 1, n_expert))
 
 
 @in_style
-def dispatch(choice: np.ndarray, n_expert: int, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+def dispatch(choice: Array, n_expert: int, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
     """Sort and group: tokens on top, their choices below, and the same (token, choice) pairs in groups by expert.
 
     choice: (S, k), the experts of each token; names: of the tokens, 0 to S - 1 without.
@@ -29,9 +30,9 @@ def dispatch(choice: np.ndarray, n_expert: int, *, names: Sequence[str] | None =
     ax = figure(figsize=(7, 3.4)) if ax is None else ax
     pairs, order = choice.ravel(), np.argsort(choice.ravel(), kind="stable")
     colours = expert_colours(n_expert)
-    box = dict(ha="center", va="center", zorder=3)
+    box: dict[str, Any] = dict(ha="center", va="center", zorder=3)
 
-    def boxed(x: float, y: float, text: str, colour: np.ndarray | str) -> None:
+    def boxed(x: float, y: float, text: str, colour: Array | str) -> None:
         ax.text(x, y, text, bbox=dict(boxstyle="round", facecolor="white", edgecolor=colour, linewidth=2), **box)
 
     for token, name in enumerate(names):
@@ -57,7 +58,7 @@ def dispatch(choice: np.ndarray, n_expert: int, *, names: Sequence[str] | None =
     return ax
 
 
-def readable_on(colour: Sequence[float]) -> str:
+def readable_on(colour: Array) -> str:
     """Black or white, whichever has the higher contrast on an (R, G, B[, A]) colour, as the WCAG defines contrast."""
     channels = np.asarray(colour[:3])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
@@ -67,7 +68,7 @@ def readable_on(colour: Sequence[float]) -> str:
 
 @in_style
 def pair_maps(
-    values: Mapping[str, np.ndarray], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
+    values: Mapping[str, Array], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
 ) -> list[Axes]:
     """A number between 0 and 1 for every two loops, (N, N) by name, side by side on one scale."""
     if axes is None:
@@ -87,12 +88,12 @@ def pair_maps(
     axes[0].figure.colorbar(image, ax=axes, label=label)
     if title:
         axes[0].figure.suptitle(title, fontsize=11)
-    return axes
+    return list(axes)
 
 
 @in_style
 def choices_by_inputs(
-    seen: Mapping[str, np.ndarray], overlap: Mapping[str, np.ndarray], chance: float, *, ax: Axes | None = None
+    seen: Mapping[str, Array], overlap: Mapping[str, Array], chance: float, *, ax: Axes | None = None
 ) -> Axes:
     """How alike two loops choose, over how alike what they see is: a mark per pair of loops, a look per name.
 
@@ -111,15 +112,15 @@ def choices_by_inputs(
 
 def _lines_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, np.ndarray],
-    kind: Sequence[int],
+    panels: Mapping[str, Array],
+    kind: Array,
     *,
     kinds: str,
     chance: Mapping[str, float],
     ylabel: str,
     title: str,
-    axes: np.ndarray | None,
-) -> np.ndarray:
+    axes: Array | None,
+) -> Array:
     """Lines (R, steps, K) by name, up to three panels in a row; line K has the colour of its kind, 1 and up."""
     if axes is None:
         rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
@@ -139,19 +140,19 @@ def _lines_over_training(
     axes.flat[0].figure.colorbar(scale, ax=axes, label=kinds, ticks=range(1, max(kind) + 1))
     if title:
         axes.flat[0].figure.suptitle(title, fontsize=11)
-    return axes
+    return list(axes)
 
 
 @in_style
 def pairs_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, np.ndarray],
+    panels: Mapping[str, Array],
     chance: Mapping[str, float],
     *,
     ylabel: str = "overlap of choices",
     title: str = "",
-    axes: np.ndarray | None = None,
-) -> np.ndarray:
+    axes: Array | None = None,
+) -> Array:
     """A line over the training steps for every two loops, up to three panels in a row; the more apart, the brighter.
 
     panels: (R, steps, N, N) by name, R of seeds and layers. chance: its level, by the same names; the ceiling is 1.
@@ -173,13 +174,13 @@ def pairs_over_training(
 @in_style
 def loops_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, np.ndarray],
+    panels: Mapping[str, Array],
     chance: Mapping[str, float],
     *,
     ylabel: str,
     title: str = "",
-    axes: np.ndarray | None = None,
-) -> np.ndarray:
+    axes: Array | None = None,
+) -> Array:
     """A line over the training steps for every loop, up to three panels in a row; later loops are brighter.
 
     panels: (R, steps, N) by name, R of seeds and layers. chance: a dotted level, by the same names.
@@ -192,7 +193,7 @@ def loops_over_training(
 
 @in_style
 def router_map(
-    tokens: Sequence[str], choices: np.ndarray, n_expert: int, *, title: str = "", ax: Axes | None = None
+    tokens: Sequence[str], choices: Array, n_expert: int, *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """The experts that each token meets in each loop. choices: (N, T, k); tokens: T names, from left to right.
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import LINE, MARKED, QUIET, figure, in_style, look
+from .style import LINE, MARKED, QUIET, Array, figure, in_style, look
 
 
 def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
@@ -19,7 +19,7 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
 
 
 @in_style
-def walks(paths: Mapping[str, np.ndarray], *, ax: Axes | None = None) -> Axes:
+def walks(paths: Mapping[str, Array], *, ax: Axes | None = None) -> Axes:
     """Walks in the plane from the origin, (steps + 1, 2) each, named tied (keeps its heading) or untied (does not)."""
     ax = figure(figsize=(7, 2.8)) if ax is None else ax
     for name, path in paths.items():
@@ -38,7 +38,7 @@ def walks(paths: Mapping[str, np.ndarray], *, ax: Axes | None = None) -> Axes:
 @in_style
 def growth_curves(
     depths: Sequence[int],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, Array],
     *,
     guides: Mapping[str, float] | None = None,
     title: str = "",
@@ -81,7 +81,7 @@ def growth_curves(
 
 
 @in_style
-def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
+def gram_map(matrices: Mapping[str, Array], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
     """Cosines between increments, (visits, visits) by name, side by side on one scale from -1 to 1."""
     if axes is None:
         size = 3.4 * len(matrices) + 0.9, 3.8 if title else 3.6  # square maps are cut off below if it is less
@@ -93,12 +93,12 @@ def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Seque
     axes[0].figure.colorbar(image, ax=axes, label="cosine of $r_i$ and $r_j$")
     if title:
         axes[0].figure.suptitle(title)
-    return axes
+    return list(axes)
 
 
 @in_style
 def planes(
-    values: Mapping[str, np.ndarray],
+    values: Mapping[str, Array],
     n_layers: Sequence[int],
     n_loops: Sequence[int],
     *,
@@ -111,10 +111,10 @@ def planes(
     """
     if axes is None:
         rows = math.ceil(len(values) / 2)
-        axes = Figure(figsize=(7, 3.3 * rows)).subplots(rows, 2, squeeze=False).ravel()
-        for spare in axes[len(values) :]:
+        places = list(Figure(figsize=(7, 3.3 * rows)).subplots(rows, 2, squeeze=False).ravel())
+        for spare in places[len(values) :]:
             spare.remove()
-        axes = list(axes[: len(values)])
+        axes = places[: len(values)]
     for ax, (name, plane) in zip(axes, values.items(), strict=True):
         plane = np.asarray(plane)
         octaves = np.log2(np.clip(plane, 1 / 32, 32))
@@ -129,17 +129,13 @@ def planes(
         ax.grid(False)
     if title:
         axes[0].figure.suptitle(title, fontsize=11)
-    return axes
+    return list(axes)
 
 
 @in_style
 def six_panels(
-    depths: Sequence[int],
-    rows: Mapping[str, Mapping[str, np.ndarray]],
-    *,
-    title: str = "",
-    axes: np.ndarray | None = None,
-) -> np.ndarray:
+    depths: Sequence[int], rows: Mapping[str, Mapping[str, Array]], *, title: str = "", axes: Array | None = None
+) -> Array:
     """Growth with depth in the first training steps: a row of panels each for "untied" and "tied", on one scale.
 
     rows: (seeds, depths, steps + 1) by rule. A line per training step, dark to bright, geometric mean over seeds; the
@@ -200,9 +196,7 @@ def stream_by_visit(
 
 
 @in_style
-def norms_by_round(
-    streams: Mapping[int, Mapping[str, np.ndarray]], gradients: Mapping[int, Mapping[str, np.ndarray]]
-) -> np.ndarray:
+def norms_by_round(streams: Mapping[int, Mapping[str, Array]], gradients: Mapping[int, Mapping[str, Array]]) -> Array:
     """A column of two panels per round count R: RMS of the stream after each round, gradient of the stream before it.
 
     Both hold (seeds, R) by R and rule: a line for the geometric mean over seeds, a band from the least to the most.

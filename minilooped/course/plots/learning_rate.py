@@ -7,13 +7,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
-from .style import figure, in_style
+from .style import Array, figure, in_style
 
 
 @in_style
 def lr_curves(
     lrs: Sequence[float],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, Array],
     *,
     at: str | None = None,
     best: Mapping[str, float] | None = None,

@@ -1,19 +1,20 @@
 """Variants of one model beside each other."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 
 from ...science.stats import interval
-from .style import ARM_LOOK, LINE, MARKED, OWN_LOOK, QUIET, figure, in_style, mean_and_range
+from .style import ARM_LOOK, LINE, MARKED, OWN_LOOK, QUIET, Array, figure, in_style, mean_and_range
 
 
 @in_style
 def variants(
     x: Sequence[float],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, Array],
     *,
     front: str | None = None,
     title: str = "",
@@ -44,7 +45,7 @@ def variants(
 
 @in_style
 def differences(
-    rows: Mapping[str, np.ndarray],
+    rows: Mapping[str, Array],
     *,
     published: Mapping[str, float] | None = None,
     title: str = "",
@@ -59,13 +60,17 @@ def differences(
     ax.axvline(0, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)
     for y, (name, values) in enumerate(rows.items()):
         mean, half = interval(torch.as_tensor(values))
-        own = dict(color=LINE, marker="D", capsize=4, label="mean, 95 % (Student's t)" if y == 0 else None)
+        own: dict[str, Any] = dict(
+            color=LINE, marker="D", capsize=4, label="mean, 95 % (Student's t)" if y == 0 else None
+        )
         ax.errorbar(mean, y, xerr=half, linestyle="none", zorder=3, **own)
-        seeds = dict(color=MARKED, marker="o", markersize=5, linestyle="none", label="a seed" if y == 0 else None)
+        seeds: dict[str, Any] = dict(
+            color=MARKED, marker="o", markersize=5, linestyle="none", label="a seed" if y == 0 else None
+        )
         ax.plot(values, np.full(len(values), y + 0.25), **seeds)
         if published and name in published:
             first = name == next(iter(published))
-            star = dict(color="black", marker="*", markersize=13, linestyle="none")
+            star: dict[str, Any] = dict(color="black", marker="*", markersize=13, linestyle="none")
             ax.plot(published[name], y, **star, label="published, nats per token" if first else None)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set(xlabel=xlabel, ylim=(len(rows) - 0.4, -0.6))

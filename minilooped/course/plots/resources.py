@@ -1,6 +1,7 @@
 """What training takes, and how it goes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ def costs(
     for (name, values), (colour, marker, line) in zip(ratios.items(), looks, strict=False):
         ax.plot(n_loops, values, color=colour, marker=marker, linestyle=line, label=name)
         if at is not None:
-            ring = dict(marker="o", markersize=15, markerfacecolor="none", markeredgewidth=1.5)
+            ring: dict[str, Any] = dict(marker="o", markersize=15, markerfacecolor="none", markeredgewidth=1.5)
             ax.plot([at], [values[list(n_loops).index(at)]], color=QUIET, linestyle="none", **ring)
     ax.set(xlabel="loops N", ylabel="times 1 block, 1 loop", xticks=list(n_loops), title=title)
     ax.legend(loc="upper left")
@@ -98,7 +99,7 @@ def run_log(
     steps = [row["step"] for row in history]
     panels = (("loss", "loss, nats"), ("grad_norm", "gradient norm"), ("lr", "learning rate"))
     for ax, (name, label) in zip(axes, panels, strict=True):
-        ax.plot(steps, [row[name] for row in history], color=LINE, linewidth=1.5)
+        ax.plot(np.asarray(steps), np.asarray([row[name] for row in history]), color=LINE, linewidth=1.5)
         ax.set(xlabel="step", ylabel=label)
         if stopped is not None:
             ax.axvline(stopped, color=MARKED, linestyle="--", linewidth=1.5)

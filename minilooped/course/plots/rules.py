@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 
-from .style import LINE, MARKED, QUIET, figure, in_style, look, mean_and_range
+from .style import LINE, MARKED, QUIET, Array, figure, in_style, look, mean_and_range
 
 
 @in_style
@@ -51,7 +50,7 @@ def multipliers(
 @in_style
 def values_by_rule(
     xs: Sequence[float],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, Array],
     *,
     xlabel: str,
     ylabel: str,

@@ -1,18 +1,20 @@
 """One look for every figure: opaque, readable, told apart without colour too."""
 
 from base64 import b64encode
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-STYLE = {
+Array = Any  # numbers that NumPy takes as an array: its own, nested lists, a tensor on the CPU
+
+STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
@@ -63,7 +65,7 @@ ARM_LOOK = {
     "full": ("#0e8277", "v"),
 }
 
-in_style = matplotlib.rc_context(STYLE)  # decorates every function that draws
+in_style: Any = matplotlib.rc_context(STYLE)  # decorates every function that draws
 
 
 @in_style
@@ -75,7 +77,7 @@ def figure(**options) -> Axes:
     return Figure(**options).subplots()
 
 
-def mean_and_range(ax: Axes, x: Sequence[float], values: np.ndarray, *, alpha: float, **style) -> None:
+def mean_and_range(ax: Axes, x: Array, values: Array, *, alpha: float, **style) -> None:
     """Values (seeds, points) over x: a line for the mean over seeds, a band from the least to the most."""
     values = np.asarray(values)
     ax.plot(x, values.mean(0), **style)
@@ -84,6 +86,7 @@ def mean_and_range(ax: Axes, x: Sequence[float], values: np.ndarray, *, alpha: f
 
 def save(ax: Axes, path: Path | BytesIO) -> None:
     """Write the figure as a PNG."""
+    assert isinstance(ax.figure, Figure)
     ax.figure.savefig(path, format="png", dpi=STYLE["figure.dpi"])
 
 
@@ -109,7 +112,7 @@ def show(ax: Axes, alt: str) -> None:
     display(Picture(png.getvalue(), alt))
 
 
-def look(name: str) -> dict[str, str]:
+def look(name: str) -> dict[str, Any]:
     """Line options of a rule, of one that the table above does not know, or of "tied" and "untied"."""
     if name in TYING_LOOK:
         return dict(zip(("color", "marker", "linestyle"), TYING_LOOK[name], strict=True))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import ipywidgets
 
@@ -98,7 +99,7 @@ def planner(counts: Counts) -> ipywidgets.VBox:
     """
 
     def draw(loss_chunk: bool, **setting):
-        chunk, whole = PLANNED["loss_chunk"]
+        chunk, whole = cast(tuple[int, None], PLANNED["loss_chunk"])
         draw_planner(counts, loss_chunk=chunk if loss_chunk else whole, **setting)
 
     return explorer(

@@ -118,7 +118,7 @@ LOOM = ablation.assembled(ablation.PARTS, replace(NAIVE, n_layer=2, n_loop=9, ti
 def routers_at_init() -> dict[str, Measured]:
     """What the routers of all loops make of the same tokens."""
     model, idx = probes.fresh(LOOM, 0, (2, LOOM.block_size))
-    router = model.blocks[0].mlp.router
+    router = probes.routers(model)[0]
     with torch.no_grad():
         tokens = model.embed(idx).flatten(0, 1)  # (B * T, C)
         visits = [router(tokens, loop) for loop in range(LOOM.n_loop)]
@@ -159,6 +159,7 @@ def segments_are_backprop() -> dict[str, Measured]:
         loss.backward()
         worst = max(worst, (loss - expected).abs().item())
         for a, b in zip(model.parameters(), ordinary.parameters(), strict=True):
+            assert a.grad is not None and b.grad is not None
             worst = max(worst, (a.grad - b.grad).abs().max().item())
     return {"largest difference": exactly(worst)}
 
@@ -182,7 +183,8 @@ def cuts() -> dict[str, Measured]:
     for loss in model.segment_losses(idx, targets):
         model.zero_grad()
         loss.backward()
-        gradients.append(torch.stack([block.mlp.router.weight.grad.abs() for block in model.blocks]))  # (L, N, E, C)
+        weights = [router.weight for router in probes.routers(model)]
+        gradients.append(torch.stack([w.grad.abs() for w in weights if w.grad is not None]))  # (L, N, E, C)
     return {
         "losses of 9 loops, 3 in a segment": exactly(len(gradients)),
         "gradient across the cut": exactly(gradients[1][:, :3].max()),
@@ -309,7 +311,8 @@ def recorded_choices(arm: str) -> list[dict[str, Any]]:
 def same_experts() -> dict[str, Measured]:
     """After training, means over pairs of loops and layers, of a shared router and of copies that went their ways."""
     pairs = ~torch.eye(6, dtype=torch.bool)
-    found, spread = {}, {}
+    found: dict[str, Measured] = {}
+    spread = {}
     for arm in ("shared", "copied"):
         after = [run["agreement"]["100"] for run in recorded_choices(arm)]
         cosines, overlaps = (

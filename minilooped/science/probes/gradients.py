@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...model import LoopedGPT
+from ...model import MLP, LoopedGPT
 from .running import beside, watched
 
 
@@ -18,8 +18,8 @@ def visit_gradients(model: LoopedGPT, idx: Tensor, scalars: Callable[[Tensor], T
     """
     if model.config.n_expert:
         raise ValueError("visit_gradients needs a dense model: set n_expert to 0")
-    blocks = model.blocks
-    sublayers = [pair for b in blocks for pair in ((b.attn.qkv, b.attn.proj), (b.mlp.w_in, b.mlp.w_out))]
+    dense = [(b.attn, b.mlp) for b in model.blocks if isinstance(b.mlp, MLP)]
+    sublayers = [pair for attn, mlp in dense for pair in ((attn.qkv, attn.proj), (mlp.w_in, mlp.w_out))]
     heard: dict[nn.Module, list[Tensor]] = {matrix: [] for pair in sublayers for matrix in pair}
     said: dict[nn.Module, list[Tensor]] = {matrix: [] for matrix in heard}  # N of each: (B, T, I) and (B, T, O)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ...model import LoopedConfig, LoopedGPT, evaluating
+from ...model import LoopedConfig, LoopedGPT, MoE, Router, evaluating
 
 
 def fresh(config: LoopedConfig, seed: int, shape: tuple[int, int]) -> tuple[LoopedGPT, Tensor]:
@@ -21,9 +21,17 @@ def beside(model: LoopedGPT, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(model.wte.weight.device) for tensor in tensors)
 
 
+def routers(model: LoopedGPT) -> list[Router]:
+    """The routers of a model with experts, one per layer. ``ValueError`` for a dense model."""
+    experts = [block.mlp for block in model.blocks if isinstance(block.mlp, MoE)]
+    if not experts:
+        raise ValueError("this looks at routers, and a dense model has none: set n_expert > 0")
+    return [moe.router for moe in experts]
+
+
 @contextmanager
 def watched(
-    model: LoopedGPT, modules: Iterable[nn.Module] = (), hook: Callable[..., None] | None = None
+    model: LoopedGPT, modules: Iterable[nn.Module] = (), hook: Callable[..., None] = lambda *_: None
 ) -> Iterator[None]:
     """Eval mode, and a forward hook on each of the modules, for as long as the context lasts.
 
