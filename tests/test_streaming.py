@@ -526,7 +526,7 @@ def test_whatever_happens_to_the_disk_no_whole_shard_is_lost(source, tmp_path, m
         (dict(val_fraction=1.0), "val_fraction is 1.0"),
         (dict(tokens=10**6), "leaves no tokens to train on .2,... of the 1,000,000 asked for .*smaller val_fraction"),
         (dict(column="page"), "has no column 'page': choose one of id, text"),
-        (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int, not text: choose another"),
+        (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int64, not text: choose another"),
     ],
 )
 def test_what_cannot_work_is_refused_and_leaves_nothing(source, tmp_path, changes, message):
