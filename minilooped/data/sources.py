@@ -31,6 +31,10 @@ class Source:
 FINEWEB_EDU = Source("HuggingFaceFW/fineweb-edu", "sample-10BT")
 
 
+# Tables that have a column of text, by the end of the file's name.
+TABLES = {".json": "JSON", ".jsonl": "JSON lines", ".csv": "CSV", ".tsv": "TSV", ".parquet": "parquet"}
+
+
 class NoColumn(ValueError):
     """The column asked for is not in the data set, or not text."""
 
@@ -51,6 +55,7 @@ def open_stream(source: Source) -> tuple[Any, Source]:
             if source.revision is None and not source.local:
                 source = replace(source, revision=HfApi().dataset_info(source.dataset).sha)
             builder = load_dataset_builder(source.dataset, source.config, revision=source.revision)
+            say_what_is_left_out(builder, path)
         return one_column(builder, source), source
     except (NoColumn, MemoryError):
         raise
@@ -59,6 +64,14 @@ def open_stream(source: Source) -> tuple[Any, Source]:
         if source.local:
             advice = "name a folder or a file of parquet, JSON, CSV or text that can be read"
         raise OSError(f"the data set {source.dataset!r} cannot be opened ({in_a_line(error)}): {advice}") from error
+
+
+def say_what_is_left_out(builder: Any, folder: Path) -> None:
+    """A notice of the files of a folder that `datasets` does not read: it takes one format, and may set some apart."""
+    taken = {Path(file).resolve() for file in (builder.config.data_files or {}).get("train", [])}
+    there = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in {*TABLES, ".txt"}]
+    if left_out := [path for path in there if path.resolve() not in taken]:
+        say(f"notice   {len(taken)} files of {folder} are read, {len(left_out)} are not, such as {left_out[0].name}")
 
 
 def one_column(builder: Any, source: Source) -> Any:
