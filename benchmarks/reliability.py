@@ -274,20 +274,23 @@ def disk(draw: random.Random, folder: Path) -> Figures:
 
 
 def disk_prepare(draw: random.Random, folder: Path, size: int) -> Figures:
-    """Token files over older ones."""
-    prepared(folder, TEXT)
+    """New token files, and other ones that are there already."""
+    before = contents(prepared(folder, TEXT))
     (folder / "text.txt").write_text(TEXT * 2, encoding="utf-8")
     with chdir(folder), limit(resource.RLIMIT_FSIZE, size):
-        status, message = command("prepare", "text.txt", "--out", "tokens")
+        refused = command("prepare", "text.txt", "--out", "tokens")
+        status, message = command("prepare", "text.txt", "--out", "new")
+    assert refused[0] == 1 and "holds other data" in refused[1], refused
+    assert contents(folder / "tokens") == before
     if status == 0:
-        assert len(load_corpus(folder / "tokens").train) > len(TEXT)
+        assert len(load_corpus(folder / "new").train) > len(TEXT)
         return dict(fitted=1)
     assert "could not be written (File too large)" in message, message
     with contextlib.suppress(FileNotFoundError):  # that is said of files that are missing
-        load_corpus(folder / "tokens")
+        load_corpus(folder / "new")
         raise AssertionError("half of the new files is taken for the whole")
     with chdir(folder):
-        assert command("prepare", "text.txt", "--out", "tokens")[0] == 0
+        assert command("prepare", "text.txt", "--out", "new")[0] == 0
     return dict(stopped=1)
 
 

@@ -174,6 +174,20 @@ def test_other_columns_may_be_what_they_want(tmp_path, write, first, second):
 
 
 @pytest.mark.parametrize("write", [as_parquet, as_json_lines])
+def test_files_that_are_not_read_are_named(tmp_path, write, capsys):
+    """The library takes the format of most files, and sets those apart that are called test."""
+    (tmp_path / "pages").mkdir()
+    for name in ("1", "2"):
+        write(tmp_path / "pages" / name, {"text": TEXTS[0]})
+    prepared(Source(str(tmp_path / "pages")), tmp_path / "all", tokens=100)
+    assert "are not, such as" not in capsys.readouterr().out
+    (tmp_path / "pages" / "notes.txt").write_text("a note", encoding="utf-8")
+    folder = prepared(Source(str(tmp_path / "pages")), tmp_path / "out", tokens=10**5, val_fraction=0.001)
+    assert "notice   2 files of " in (out := capsys.readouterr().out) and "1 are not, such as notes.txt" in out
+    assert documents(folder) == [*TEXTS[0], *TEXTS[0]]
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_json_lines])
 def test_a_first_file_without_any_text_settles_nothing(tmp_path, write):
     (tmp_path / "pages").mkdir()
     write(tmp_path / "pages" / "1", {"text": [None] * 200})
@@ -526,7 +540,7 @@ def test_whatever_happens_to_the_disk_no_whole_shard_is_lost(source, tmp_path, m
         (dict(val_fraction=1.0), "val_fraction is 1.0"),
         (dict(tokens=10**6), "leaves no tokens to train on .2,... of the 1,000,000 asked for .*smaller val_fraction"),
         (dict(column="page"), "has no column 'page': choose one of id, text"),
-        (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int, not text: choose another"),
+        (dict(column="id", dataset="numbers"), "the column 'id' of .*numbers holds int64, not text: choose another"),
     ],
 )
 def test_what_cannot_work_is_refused_and_leaves_nothing(source, tmp_path, changes, message):

@@ -31,6 +31,10 @@ class Source:
 FINEWEB_EDU = Source("HuggingFaceFW/fineweb-edu", "sample-10BT")
 
 
+# Tables that have a column of text, by the end of the file's name.
+TABLES = {".json": "JSON", ".jsonl": "JSON lines", ".csv": "CSV", ".tsv": "TSV", ".parquet": "parquet"}
+
+
 class NoColumn(ValueError):
     """The column asked for is not in the data set, or not text."""
 
@@ -51,6 +55,7 @@ def open_stream(source: Source) -> tuple[Any, Source]:
             if source.revision is None and not source.local:
                 source = replace(source, revision=HfApi().dataset_info(source.dataset).sha)
             builder = load_dataset_builder(source.dataset, source.config, revision=source.revision)
+            say_what_is_left_out(builder, path)
         return one_column(builder, source), source
     except (NoColumn, MemoryError):
         raise
@@ -61,32 +66,52 @@ def open_stream(source: Source) -> tuple[Any, Source]:
         raise OSError(f"the data set {source.dataset!r} cannot be opened ({in_a_line(error)}): {advice}") from error
 
 
+def say_what_is_left_out(builder: Any, folder: Path) -> None:
+    """A notice of the files of a folder that `datasets` does not read: it takes one format, and may set some apart."""
+    taken = {Path(file).resolve() for file in (builder.config.data_files or {}).get("train", [])}
+    there = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in {*TABLES, ".txt"}]
+    if left_out := [path for path in there if path.resolve() not in taken]:
+        say(f"notice   {len(taken)} files of {folder} are read, {len(left_out)} are not, such as {left_out[0].name}")
+
+
 def one_column(builder: Any, source: Source) -> Any:
     """The stream of a builder of `datasets`, of the wanted column alone. ``NoColumn`` if it is known not to be there.
 
     Left to itself, `datasets` settles the types of all columns by the first rows, and fails at a later row that differs
     in a column that nobody asked for.
     """
+    from datasets import Features, Value
+
     config, column = builder.config, source.column
     if hasattr(config, "sample_by"):  # text files
         config.encoding = "utf-8-sig"
         config.sample_by = "document" if source.local else config.sample_by
+        if config.sample_by != "document":
+            say(f"notice   {source.dataset} is of text files: each {config.sample_by} is taken for a document")
     if hasattr(builder, "_cast_table"):  # every format that is read in tables
-
-        def pick(table: Any, *_: Any, **__: Any) -> Any:
-            need_column(column, table.column_names, source)
-            return table.select([column])
-
-        builder._cast_table = pick
+        builder._cast_table = lambda table, *_, **__: text_of(table, source)
     stream = builder.as_streaming_dataset(split="train")
     if hasattr(config, "columns"):  # parquet, of which the other columns need not even be read
         need_column(column, stream.column_names, source)
         config.columns = [column]
         stream = builder.as_streaming_dataset(split="train")
-    stream.info.features = None  # no types of the first rows for the others
-    if getattr(config, "sample_by", "document") != "document":
-        say(f"notice   {source.dataset} is of text files: each {config.sample_by} is taken for a document")
+    if stream.info.features is not None and column in stream.info.features:
+        stream.info.features = Features({column: Value("string")})  # also where the first rows have no text
     return stream
+
+
+def text_of(table: Any, source: Source) -> Any:
+    """The wanted column of an Arrow table, as a table of its own. ``NoColumn`` unless it is there and has text."""
+    import pyarrow as pa
+
+    need_column(source.column, table.column_names, source)
+    kind = table.schema.field(source.column).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+        raise NoColumn(
+            f"the column {source.column!r} of {source.dataset} holds {kind}, not text: choose another with --column"
+        )
+    return table.select([source.column]).cast(pa.schema([(source.column, pa.string())]))
 
 
 def need_column(column: str, columns: list[str], source: Source) -> None:

@@ -110,13 +110,14 @@ def _write(path: Path, ids: np.ndarray, header: dict[str, Any]) -> None:
 
 def _is_there(path: Path, header: dict[str, Any]) -> bool:
     """Whether ids are there already, with their header, and whole. ``ValueError`` if anything else is there."""
-    files = [file for file in (path, path.with_suffix(".json")) if os.path.lexists(file)]
+    head = path.with_suffix(".json")
+    files = [file.name for file in (path, head) if os.path.lexists(file)]
     if not files:
         return False
     try:
-        old, tokenizer = _read_header(path.with_suffix(".json"))
-    except (FileNotFoundError, ValueError) as error:
-        other = str(error)
+        old, tokenizer = _read_header(head)
+    except (FileNotFoundError, ValueError):
+        other = f"{head.name} is not one of ours" if head.name in files else f"{path.name} has no header of ours"
     else:
         content = _sha256_of_file(path) if path.is_file() else None
         recorded = old.get("sha256") or content or header["sha256"]
@@ -128,9 +129,9 @@ def _is_there(path: Path, header: dict[str, Any]) -> bool:
             other = f"other tokens in {path.name}"
         else:
             return content == header["sha256"]
+    files = list(dict.fromkeys([*files, *prepared_files(path.parent)]))
     raise ValueError(
-        f"{path.parent} holds other data ({other}): choose another folder (--out), or delete "
-        f"{' and '.join(file.name for file in files)} there"
+        f"{path.parent} holds other data ({other}): choose another folder (--out), or delete {', '.join(files)} there"
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..files import say
+from .sources import TABLES
 from .storage import write_splits
 from .tokenizers import Tokenizer, make_tokenizer, storage_dtype
 
@@ -96,10 +97,6 @@ def read_text(file: Path) -> str:
             f"{file} is not UTF-8 text: byte 0x{content[error.start]:02x} at offset {error.start} (line {line}) "
             "does not fit; save the file as UTF-8"
         ) from error
-
-
-# What datasets can take a column from, by the end of the file's name.
-TABLES = {".json": "JSON", ".jsonl": "JSON lines", ".csv": "CSV", ".tsv": "TSV", ".parquet": "parquet"}
 
 
 def notice_of_table(file: Path, text: str) -> str | None:

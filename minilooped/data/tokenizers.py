@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     import tiktoken
 
-CHUNK = 1_000_000  # characters that CharTokenizer encodes at a time
+CHUNK = 100_000  # characters that CharTokenizer encodes at a time
 
 EMBEDDED_SHA256 = {
     "shakespeare.txt": "6aacfa576971da2edcb10579bb6ae7f2b7507c963dfb9a4a402b98813fe43fc4",
