@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,6 +31,13 @@ Preset = Literal[
 ]
 
 
+def started(kind: type[Any], prog: str, argv: list[str]) -> Any:
+    """A first look at a command's options: those of `kind`, which decide the defaults of all others."""
+    import tyro
+
+    return tyro.cli(kind, prog=prog, args=argv, add_help=False, return_unknown_args=True)[0]
+
+
 def train(argv: list[str]) -> int:
     """train a model and leave checkpoints, a log and a plot in runs/NAME"""
     import tyro
@@ -40,12 +48,13 @@ def train(argv: list[str]) -> int:
     from .train import TrainConfig
     from .train import train as run_training
 
-    one_of = tyro.conf.create_mutex_group(required=False)  # a run that goes on keeps its own settings
+    one_of = tyro.conf.create_mutex_group(required=False)  # each of them sets the settings to start from
 
     @dataclass(frozen=True)
     class Start:
         preset: Annotated[Preset, one_of] = "shakespeare"  # the settings to start from
         resume: Annotated[str | None, one_of] = None  # go on with this run (its name or its folder), its own settings
+        start: Annotated[str | None, one_of, tyro.conf.arg(name="from")] = None  # a new run with this run's weights
 
     @dataclass(frozen=True)
     class Train(Start):
@@ -54,19 +63,18 @@ def train(argv: list[str]) -> int:
         model: tyro.conf.OmitArgPrefixes[LoopedConfig] = LoopedConfig()
         train: tyro.conf.OmitArgPrefixes[TrainConfig] = TrainConfig()
 
-    # Twice: what is asked for first decides the defaults of everything else.
-    prog = "minilooped train"
-    start, _ = tyro.cli(Start, prog=prog, args=argv, add_help=False, return_unknown_args=True)
-    model, training = PRESETS[start.preset]
-    if start.resume is not None:
-        run = find_run(start.resume)
+    first = started(Start, "minilooped train", argv)
+    model, training = PRESETS[first.preset]
+    if first.resume is not None or first.start is not None:
+        run = find_run(first.resume if first.start is None else first.start)
         stored = read_config(run)
         model = from_dict(LoopedConfig, stored["model"], run)
         training = replace(from_dict(TrainConfig, stored["train"], run), name=run.name, runs=str(run.parent))
-    asked = tyro.cli(Train, prog=prog, args=argv, default=Train(start.preset, start.resume, model, training))
+    default = Train(first.preset, first.resume, first.start, model, training)
+    asked = tyro.cli(Train, prog="minilooped train", args=argv, default=default)
 
     for option in ("name", "runs"):
-        if start.resume is not None and getattr(asked.train, option) != getattr(training, option):
+        if asked.resume is not None and getattr(asked.train, option) != getattr(training, option):
             raise ValueError(f"--{option} cannot be changed with --resume, which goes on in {run}: leave it out")
     if asked.model.vocab_size != model.vocab_size:
         raise ValueError("vocab_size is set by the tokenizer: leave it out")
@@ -78,24 +86,26 @@ def train(argv: list[str]) -> int:
             f"notice   {now:,} tokens per step instead of the {before:,} that lr={training.lr:g} was chosen for: raise "
             "grad_accum to keep them, or lower lr"
         )
-    result = run_training(asked.model, asked.train, resume=start.resume is not None)
+    result = run_training(asked.model, asked.train, resume=asked.resume is not None, start=asked.start)
     return 0 if result.step == asked.train.max_steps else 130  # 130: ended by a signal
 
 
-def _trained(run: str, device: str) -> "tuple[LoopedGPT, Tokenizer]":
+def _trained(run: str, device: str, best: bool = False) -> "tuple[LoopedGPT, Tokenizer]":
     """The model of a run and its tokenizer, with as many threads from now on as it was trained with.
 
-    What was few enough to train is few enough to use.
+    What was few enough to train is few enough to use. best: the weights with the lowest estimate.
     """
     import torch
 
-    from .engine.checkpoint import find_run, load_model, read_config
+    from .engine.checkpoint import find_run, from_dict, load_model, read_config
     from .engine.machine import pick_device
+    from .train import TrainConfig
 
-    threads = read_config(find_run(run))["train"].get("threads")
+    found = find_run(run)
+    threads = from_dict(TrainConfig, {"threads": read_config(found)["train"].get("threads")}, found).threads
     if threads is not None:
         torch.set_num_threads(threads)
-    return load_model(run, pick_device(device)[0])
+    return load_model(run, pick_device(device)[0], best=best)
 
 
 def sample(argv: list[str]) -> int:
@@ -115,10 +125,12 @@ def sample(argv: list[str]) -> int:
         top_k: int | None = None  # draw from the k likeliest tokens only
         max_new_tokens: int = 300  # tokens to add
         seed: int = 1337  # the same seed draws the same text
+        best: bool = False  # the weights with the lowest estimate of the validation loss, not those of the end
+        stop_at_end: bool = True  # end where the model ends a document, if its tokenizer has a token for that
         device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # auto: a GPU where there is one
 
     asked = tyro.cli(Sample, prog="minilooped sample", args=argv)
-    model, tokenizer = _trained(asked.run, asked.device)
+    model, tokenizer = _trained(asked.run, asked.device, asked.best)
     text = continue_text(
         model,
         tokenizer,
@@ -128,6 +140,7 @@ def sample(argv: list[str]) -> int:
         top_k=asked.top_k,
         n_loop=asked.n_loop,
         seed=asked.seed,
+        stop_at_end=asked.stop_at_end,
     )
     print(text)
     return 0
@@ -196,7 +209,7 @@ def sweep(argv: list[str]) -> int:
         preset: Preset = "shakespeare"  # the settings to start from
 
     prog = "minilooped sweep"
-    start, _ = tyro.cli(Start, prog=prog, args=argv, add_help=False, return_unknown_args=True)
+    start = started(Start, prog, argv)
     preset = PRESETS[start.preset]
 
     @dataclass(frozen=True)
@@ -345,7 +358,7 @@ def plan(argv: list[str]) -> int:
         train: tyro.conf.OmitArgPrefixes[TrainConfig] = TrainConfig()
 
     prog = "minilooped plan"
-    start, _ = tyro.cli(Start, prog=prog, args=argv, add_help=False, return_unknown_args=True)
+    start = started(Start, prog, argv)
     preset = PRESETS[start.preset]
     default = Plan(start.preset, model=preset.model, train=preset.train)
     asked = tyro.cli(Plan, prog=prog, args=argv, default=default)
@@ -380,6 +393,7 @@ def eval_(argv: list[str]) -> int:
         batch_size: int = 16  # rows per forward pass
         device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # auto: a GPU where there is one
         include_path: Path | None = None  # folder with the YAML files of your own tasks, whose Python functions run too
+        best: bool = False  # the weights with the lowest estimate of the validation loss, not those of the end
         out: Path | None = None  # JSON file to write, with where the numbers come from; after every loop count
 
     asked = tyro.cli(Eval, prog="minilooped eval", args=argv)
@@ -395,7 +409,7 @@ def eval_(argv: list[str]) -> int:
         if asked.out.exists():
             raise ValueError(f"{asked.out} exists: give another file with --out, or remove it")
         make_folder(asked.out.parent)
-    model, tokenizer = _trained(asked.run, asked.device)
+    model, tokenizer = _trained(asked.run, asked.device, asked.best)
     lms = [LoopedLM(model, tokenizer, n, asked.batch_size) for n in dict.fromkeys(asked.n_loop or [None])]
     tasks = load_tasks(asked.tasks, asked.include_path, asked.num_fewshot)
     source = provenance(shlex.join(["minilooped", "eval", *argv])) | {"lm_eval": version("lm_eval")}
@@ -440,6 +454,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"minilooped {__version__}")
     parser.add_argument("command", choices=COMMANDS, nargs="?", metavar="COMMAND")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+    for stream in (sys.stdout, sys.stderr):  # no character that a stream lacks may end a command
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     asked = parser.parse_args(argv)
     if asked.command is None:
         parser.print_help()
