@@ -3,7 +3,7 @@
 import json
 import socket
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,14 +12,16 @@ import torch
 from helpers import LOOM_PARTS, build, tiny, tokens
 from safetensors.torch import load_file, save_file
 from test_model_gpt2 import randomised
+from tiny_runs import DENSE, settings
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from minilooped.cli import main
 from minilooped.data import BPETokenizer, CharTokenizer, Tokenizer, embedded
 from minilooped.engine.checkpoint import load_model, write_config
-from minilooped.model import LoopedConfig, LoopedGPT
+from minilooped.model import RULES, LoopedConfig, LoopedGPT, Row
 from minilooped.tools.export import GPT2, export_hf, hf_tokenizer, import_gpt2, is_gpt2
+from minilooped.train import train
 
 LOOPED = {
     "dense": tiny(),
@@ -359,3 +361,21 @@ def test_what_is_not_gpt2_is_refused_in_one_line(folder, capsys, how, complaint)
     assert main(["import", "gpt2", "theirs"]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("minilooped import: ")]
     assert complaint in line and not Path("runs").exists()
+
+
+def test_a_rule_of_the_readers_own_is_refused_by_name_and_nothing_is_written(tmp_path, monkeypatch):
+    """As chapter 4 adds one: the folder would take a model.py along that does not have it."""
+    monkeypatch.setitem(RULES, "mine", lambda c: Row(branch=0.5))
+    run = train(replace(DENSE, rule="mine"), settings(tmp_path, max_steps=1)).run
+    with pytest.raises(ValueError, match="the rule 'mine' was added to RULES by other code"):
+        export_hf(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_the_users_beside_the_new_one_is_left_alone(tmp_path):
+    run = train(DENSE, settings(tmp_path, max_steps=1)).run
+    (tmp_path / "out.tmp").mkdir()
+    (tmp_path / "out.tmp" / "mine").write_text("mine", encoding="utf-8")
+    export_hf(run, tmp_path / "out")
+    assert (tmp_path / "out.tmp" / "mine").read_text(encoding="utf-8") == "mine"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]

@@ -1,13 +1,18 @@
 """Recorded results: what is made is kept, nothing is made twice, and the file says where each run comes from."""
 
 import json
+import os
 import runpy
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import minilooped
 from minilooped.science import provenance as module
 from minilooped.science.provenance import differences, gpu_results, provenance, record
 
@@ -161,3 +166,20 @@ def test_a_script_finds_all_its_runs_recorded_with_the_settings_that_it_has_now(
     monkeypatch.setattr(module, "provenance", nothing_to_do)
     monkeypatch.syspath_prepend(BENCHMARKS)  # they import each other
     runpy.run_path(str(script), run_name="__main__")
+
+
+def test_in_somebody_elses_repository_there_is_no_commit(tmp_path):
+    """An installed package lies in a folder that git may know and this package's files it does not."""
+    package = shutil.copytree(Path(minilooped.__file__).parent, tmp_path / "site" / "minilooped")
+    for command in ("init", "-c user.name=a -c user.email=a@b commit --allow-empty -m theirs"):
+        subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True, capture_output=True)
+    code = "from minilooped.science.provenance import provenance; print(provenance('by hand')['commit'])"
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(package.parent)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == "None"

@@ -46,7 +46,12 @@ def provenance(made_by: str) -> dict[str, str | int | None]:
 
 @cache
 def _commit() -> str | None:
-    """That of the code as this process found it: the results that it then writes into the checkout do not count."""
+    """That of the code as this process found it: the results that it then writes into the checkout do not count.
+
+    None where git does not know this file: an installed package may lie in somebody else's repository.
+    """
+    if _first_line("git", "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
     return _first_line("git", "describe", "--always", "--exclude=*", "--dirty=+")
 
 

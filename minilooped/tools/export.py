@@ -10,10 +10,9 @@ choices and loops once is GPT-2, and is written as such.
 
 import json
 import os
-import shutil
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from safetensors.torch import save_file
@@ -21,8 +20,8 @@ from torch import Tensor
 
 from ..data import BPETokenizer, CharTokenizer, Tokenizer, embedded
 from ..engine.checkpoint import find_run, load_model, new_run, write_config
-from ..files import in_a_line, replacing, writing
-from ..model import LoopedConfig, LoopedGPT
+from ..files import in_a_line, make_folder, replacing, writing
+from ..model import RULES, LoopedConfig, LoopedGPT
 from ..train import TrainConfig
 
 if TYPE_CHECKING:
@@ -192,18 +191,23 @@ def export_hf(run: str | Path, out: str | Path | None = None) -> Path:
     if out.exists():
         raise ValueError(f"{out} exists: give another folder with --out, or remove it")
     model, tokenizer = load_model(run)
+    if RULES[model.config.rule].__module__ != LoopedGPT.__module__:
+        raise ValueError(
+            f"the rule {model.config.rule!r} was added to RULES by other code than minilooped/model.py, and an exported "
+            "folder takes that file along and no more: write the row into that file"
+        )
     theirs = to_gpt2(model) if is_gpt2(model.config) else _wrap(model)
     tokens = hf_tokenizer(tokenizer, model.config.block_size)
     if tokens is not None:
         theirs.generation_config.bos_token_id = theirs.generation_config.eos_token_id = tokens.eos_token_id
-    temporary = out.with_name(out.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
-    with writing(out), ExitStack() as cleanup:
-        cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)  # what is half-written fills the disk
+    make_folder(out.parent)
+    # A folder of a name that can be nobody else's. It goes with all that is in it, whatever happens.
+    with writing(out), TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        whole = Path(scratch) / out.name
         for part in (theirs, tokens):
             if part is not None:
-                part.save_pretrained(temporary)
-        os.replace(temporary, out)
+                part.save_pretrained(whole)
+        os.replace(whole, out)
     return out
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ...files import make_folder, write_atomically
+from ..provenance import RESULTS
 from .claim import CLAIMS, Claim, Measured, Tier, Verdict, verdict
 
 Results = dict[str, Mapping[str, Measured]]  # by the claim's id
@@ -57,7 +58,15 @@ def report(claims: Sequence[Claim]) -> Results:
     width = shutil.get_terminal_size((100, 24)).columns
     results: dict[str, Mapping[str, Measured] | None] = {}
     for claim in claims:
-        results[claim.id] = None if claim.measure is None else claim.measure()
+        try:
+            results[claim.id] = None if claim.measure is None else claim.measure()
+        except FileNotFoundError as error:
+            if RESULTS.is_dir():
+                raise
+            raise FileNotFoundError(
+                f"{claim.id} is read from recorded results, which come with a checkout of the repository and not with "
+                "an installed package: clone it, and give the command there"
+            ) from error
         print(*lines(claim, results[claim.id], width), sep="\n", flush=True)
     print(f"\n{len(claims)} of {len(CLAIMS)} claims; {summary(results)}.")
     return {id: measured for id, measured in results.items() if measured is not None}
