@@ -26,7 +26,7 @@ MANIFEST = "shards.json"
 
 
 def prepared_files(folder: Path) -> list[str]:
-    """The names of the files in a folder that belong to prepared data. No name: there is none."""
+    """The names of the files in a folder that belong to prepared data; none if the folder holds no such data."""
     if os.path.lexists(folder / MANIFEST):
         return [MANIFEST, *(path.name for path in folder.glob("*-*.bin"))]
     names = ("train.bin", "train.json", "val.bin", "val.json")
@@ -100,7 +100,7 @@ def _header(ids: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _write(path: Path, ids: np.ndarray, header: dict[str, Any]) -> None:
-    """The header comes first. Whatever then happens, the ids that are there are known to be ours, and which."""
+    """Write the header first: whenever there are ids of ours, a header beside them then says which."""
     kept = "what is there is whole, and the same command finishes it"
     make_folder(path.parent)
     write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1), kept)

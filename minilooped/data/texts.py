@@ -65,7 +65,7 @@ def read_texts(source: Path) -> list[str]:
     if not source.is_dir():
         files = [source]
     elif not (files := sorted(path for path in source.rglob("*.txt") if path.is_file())):
-        tables = any(path.suffix in TABLES for path in source.iterdir())
+        tables = any(path.suffix.lower() in TABLES for path in source.iterdir())
         advice = f"use --hf-dataset {source} for its tables" if tables else "give a text file, or a folder with some"
         raise ValueError(f"{source} is a folder without text files (.txt): {advice}")
     texts, noticed = [], False
