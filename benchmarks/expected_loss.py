@@ -31,6 +31,7 @@ FIRST_BATCH_ONLY = 10**9  # of the windows, so many apart
 
 def task_of(preset: str) -> LanguageModel:
     model, training = PRESETS[preset]
+    training = replace(training, device="auto")  # as recorded
     if preset in LAPTOP:
         return LanguageModel(model, training, 8)
     return LanguageModel(replace(model, block_size=128), replace(training, batch_size=4), FIRST_BATCH_ONLY)

@@ -37,7 +37,7 @@ from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 
 PRESET = PRESETS["shakespeare-moe"]
-TRAIN = replace(PRESET.train, dtype="float32")
+TRAIN = replace(PRESET.train, dtype="float32", device="auto")  # the device as recorded
 SIXTHS = replace(TRAIN, batch_size=2, max_steps=4800, warmup_steps=180, decay_steps=4620)
 PLAIN = replace(
     PRESET.model,

@@ -74,7 +74,7 @@ def test_environment_yml_agrees_with_pyproject():
     assert environment.keys() == {"name", "channels", "dependencies"}
     assert environment["channels"] == ["conda-forge"]
     *conda, pip = environment["dependencies"]
-    assert pip == {"pip": ["-e ."]}
+    assert pip == {"pip": ["-e .[test]"]}, "minilooped itself, and what of its tests conda-forge may lack"
 
     lines = [re.fullmatch(r"(?P<name>[a-z0-9-]+)(?: >=(?P<version>\d+(\.\d+)*))?", line) for line in conda]
     assert all(lines), "each line is `name` or `name >=version`"
@@ -82,7 +82,11 @@ def test_environment_yml_agrees_with_pyproject():
     bounds = {pip_name.get(line["name"], line["name"]): line["version"] for line in lines}
     assert bounds.pop("pip") is None
     assert f">={bounds.pop('python')}" == PROJECT["requires-python"]
-    assert {name: f">={version}" for name, version in bounds.items()} == {n: str(r.specifier) for n, r in CORE.items()}
+    known = {name: str(requirement.specifier) for name, requirement in (CORE | TEST).items()}
+    assert {name: f">={version}" for name, version in bounds.items()}.items() <= known.items()
+    assert CORE.keys() | {"nbval", "pytest", "pytest-xdist", "ruff", "mypy"} <= bounds.keys(), (
+        "it can run the tests too"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -94,9 +98,9 @@ from dataclasses import asdict
 from pathlib import Path
 from safetensors.torch import save_file
 from torch import arange, save
-from minilooped.checkpoint import write_config
+from minilooped.engine.checkpoint import write_config
 from minilooped.data import CharTokenizer
-from minilooped.export import export_hf
+from minilooped.tools.export import export_hf
 from minilooped.model import LoopedConfig, LoopedGPT
 
 config = LoopedConfig(vocab_size=2, block_size=4, n_layer=1, n_loop=2, n_head=1, n_embd=2)

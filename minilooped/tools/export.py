@@ -193,8 +193,8 @@ def export_hf(run: str | Path, out: str | Path | None = None) -> Path:
     model, tokenizer = load_model(run)
     if RULES[model.config.rule].__module__ != LoopedGPT.__module__:
         raise ValueError(
-            f"the rule {model.config.rule!r} was added to RULES by other code than minilooped/model.py, and an exported "
-            "folder takes that file along and no more: write the row into that file"
+            f"the rule {model.config.rule!r} was added to RULES by other code than minilooped/model.py. An exported "
+            "folder takes that file along and no more, so write the row into it"
         )
     theirs = to_gpt2(model) if is_gpt2(model.config) else _wrap(model)
     tokens = hf_tokenizer(tokenizer, model.config.block_size)
