@@ -12,7 +12,6 @@ A difference below a tenth is a tie. Compare ratios inside one table only.
 
 import importlib.util
 import inspect
-import json
 import os
 import statistics
 import subprocess
@@ -37,14 +36,14 @@ from torch._dynamo.testing import CompileCounter
 from tqdm.auto import tqdm
 
 from minilooped.engine.machine import pick_dtype
+from minilooped.files import make_folder, write_atomically
 from minilooped.model import MLP, LoopedConfig, LoopedGPT, MoE
 from minilooped.presets import PRESETS
 from minilooped.science import toy
 from minilooped.science.probes import saved_bytes
-from minilooped.science.provenance import provenance
+from minilooped.science.records import RESULTS, only_user, read, source, write
 from minilooped.train import train
 
-OUT = Path(__file__).parents[1] / "data" / "results"
 Part = Literal[
     "step",
     "profile",
@@ -70,7 +69,7 @@ class Options:
     loopformer: Path | None = None  # a clone of armenjeddi/loopformer
     only: tuple[Part, ...] = get_args(Part)  # which tables to make
     rounds: int = 7  # counted rounds after one warm-up
-    out: Path = OUT  # folder of bench.json and bench.md
+    out: Path = RESULTS  # folder of bench.json and bench.md
 
 
 # -- tables and targets ------------------------------------------------------------------------------------------------
@@ -193,11 +192,6 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def write(folder: Path, results: dict[str, Any]) -> None:
-    (folder / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (folder / "bench.md").write_text(page(results), encoding="utf-8")
-
-
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
@@ -245,10 +239,15 @@ def training_step(
 
 
 def our_step(
-    config: LoopedConfig, idx: Tensor, targets: Tensor, bf16: bool = False, collapsed: bool = False
+    config: LoopedConfig,
+    idx: Tensor,
+    targets: Tensor,
+    bf16: bool = False,
+    collapsed: bool = False,
+    kind: Callable[[LoopedConfig], LoopedGPT] = LoopedGPT,
 ) -> Callable[[], None]:
-    """A step of our model. collapsed: every token goes to the first two experts."""
-    model = LoopedGPT(config)
+    """A step of our model. collapsed: every token goes to the first two experts. kind: makes the model."""
+    model = kind(config)
     if collapsed:
         for block in model.blocks:
             block.mlp.router.bias[:2] += 100
@@ -298,7 +297,7 @@ def step(options: Options) -> list[Table]:
         both("x-transformers, repeated order", lambda b: x_transformers_step(idx, targets, b))
     both("ours", lambda b: our_step(OURS, idx, targets, b))
     both("ours, relu2", lambda b: our_step(replace(OURS, mlp="relu2"), idx, targets, b))
-    variants["ours, GELU by erf (no option)"] = with_erf(our_step(OURS, idx, targets))
+    variants["ours, GELU by erf (no option)"] = our_step(OURS, idx, targets, kind=with_erf)
     both("ours, rotary, qk-norm", lambda b: our_step(replace(OURS, **BLOCK), idx, targets, b))
     both("ours, rotary, qk-norm, swiglu", lambda b: our_step(replace(OURS, **BLOCK, mlp="swiglu"), idx, targets, b))
     others = "loopformer, plain loop", "x-transformers, repeated order"
@@ -333,14 +332,21 @@ def x_transformers_step(idx: Tensor, targets: Tensor, bf16: bool) -> Callable[[]
     )
 
 
-def with_erf(run: Callable[[], None]) -> Callable[[], None]:
-    """The same with the GELU of loopformer and x-transformers."""
+class ExactMLP(MLP):
+    """With the GELU of loopformer and x-transformers, by erf."""
 
-    def exact():
-        with patch("minilooped.model.activate", lambda kind, x: nn.functional.gelu(x)):
-            run()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w_out(nn.functional.gelu(self.w_in(x)))
 
-    return exact
+
+def with_erf(config: LoopedConfig) -> LoopedGPT:
+    """Our model with exact MLPs."""
+    model = LoopedGPT(config)
+    for block in model.blocks:
+        exact = ExactMLP(config, block.mlp.w_out.in_features)
+        exact.load_state_dict(block.mlp.state_dict())
+        block.mlp = exact
+    return model
 
 
 def profile(options: Options) -> list[Table]:
@@ -661,11 +667,12 @@ def trainer(options: Options) -> list[Table]:
     samples: dict[str, list[float]] = {"bare loop": [], "trainer": []}  # milliseconds per step
     for _ in tqdm(range(options.rounds), desc="Trainer", leave=False):
         quiet = replace(preset.train, max_steps=n_steps, eval_every=0, sample_every=0, save_every=0, decay_steps=0)
-        cpu_time = patch.object(time, "perf_counter", time.process_time)  # the trainer's log then holds CPU seconds
-        with tempfile.TemporaryDirectory() as runs, redirect_stdout(StringIO()), cpu_time:
-            result = train(preset.model, replace(quiet, runs=runs))
-        first, last = result.history[0], result.history[-1]
-        samples["trainer"].append(1000 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
+        seconds: list[float] = []  # at the end of each step
+        with tempfile.TemporaryDirectory() as runs, redirect_stdout(StringIO()):
+            result = train(
+                preset.model, replace(quiet, runs=runs), on_step=lambda step, at=seconds: at.append(time.process_time())
+            )
+        samples["trainer"].append(1000 * (seconds[-1] - seconds[0]) / (n_steps - 1))
 
         model = LoopedGPT(result.model.config)
         optimizer = model.configure_optimizer(1e-3, 0.1, optimizer=preset.train.optimizer)
@@ -720,18 +727,18 @@ def main(options: Options) -> None:
         if path is not None and not path.is_dir():
             raise SystemExit(f"--{name.replace('_', '-')} {path} is not a folder: give the path of a clone")
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    stored, amx = options.out / "bench.json", getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)
+    make_folder(options.out)
+    path, amx = options.out / "bench.json", getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)
     for name in options.only:
         torch.manual_seed(0)
+        about = source(path, f"python benchmarks/bench.py --only {name}, with clones of the peers")
         tables = [as_record(table) for table in PARTS[name](options)]
-        results = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
-        results[name] = dict(
-            provenance=provenance(f"python benchmarks/bench.py --only {name}, with clones of the peers"),
-            amx=bool(amx),
-            tables=tables,
-        )
-        write(options.out, {part: results[part] for part in get_args(Part) if part in results})
+        with only_user(path, wait=60):
+            results = read(path) if path.exists() else {}
+            results[name] = dict(provenance=about, amx=bool(amx), tables=tables)
+            results = {part: results[part] for part in get_args(Part) if part in results}
+            write(path, results)
+            write_atomically(options.out / "bench.md", page(results))
         print("\n".join(["", *map(as_markdown, tables)]), flush=True)
 
 

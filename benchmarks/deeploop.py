@@ -28,7 +28,7 @@ was stopped goes on where it was.
 import torch
 
 from minilooped.model import LoopedConfig
-from minilooped.science.provenance import RESULTS
+from minilooped.science.records import RESULTS
 from minilooped.science.sweep import LanguageModel, curve, grid, sweep
 from minilooped.train import TrainConfig
 

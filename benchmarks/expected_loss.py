@@ -20,7 +20,7 @@ import torch
 
 from minilooped.model import LoopedGPT
 from minilooped.presets import PRESETS
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 

@@ -58,7 +58,7 @@ than the seeds differ among themselves; anything else is "not visible".
 
 Measurements (eager, compiled, memory). The GPT-2-scale presets with random tokens of GPT-2's vocabulary.
 
-    eager      Tokens per second and MFU (over the executed depth, of the peak in `train.PEAK_TFLOPS`) of gpt2-small (at
+    eager      Tokens per second and MFU (over the executed depth, of the peak in `PEAK_TFLOPS`) of gpt2-small (at
     compiled   N = 3: gpt2-small-loop), its deeploop and 4x3 kin and loom-small, for N = 1, 3, 7. Steps of 4 micro-
                batches and an update, the median of three after two that warm up; with the 30 of the preset the update
                weighs less. compiled: by torch.compile, block by block; the seconds by which the first step is longer
@@ -69,8 +69,8 @@ Measurements (eager, compiled, memory). The GPT-2-scale presets with random toke
 
 Every run has "outcome" (ok, diverged, out of memory, or why it did not compile), the seconds it took and the most bytes
 allocated; one of training also val_loss, Infinity where there is none, steps, tokens, parameters, operations to train
-on a token, and the card. `minilooped.provenance.gpu_results` reads all steps of a folder. Mixtures of experts have a
-fast kernel on cards of compute capability 9 and 10 (H100, B200) only; elsewhere they are several times slower.
+on a token, and the card. `records.gpu_results` reads all steps of a folder. Mixtures of experts have a fast kernel on
+cards of compute capability 9 and 10 (H100, B200) only; elsewhere they are several times slower.
 """
 
 import gc
@@ -98,7 +98,7 @@ from minilooped.engine.memory import fitting_memory
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.presets import LOOM_PARTS, PRESETS
 from minilooped.science import probes
-from minilooped.science.provenance import RESULTS, gpu_results, record
+from minilooped.science.records import RESULTS, gpu_results, record
 from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.tools import plan
 from minilooped.train import (
@@ -289,10 +289,17 @@ def fits(task: LanguageModel, n_loop: int) -> bool:
     return attempt(dry_run)["outcome"] == "ok"
 
 
-def grids(data: str, toy: bool) -> dict[str, Grid]:
-    def text(model: LoopedConfig, steps: int = STEPS) -> LanguageModel:
+@dataclass(frozen=True)
+class Tasks:
+    """What the arms of the steps train, by name of the arm and number of loops: a method for each step."""
+
+    data: str
+    toy: bool
+
+    def text(self, model: LoopedConfig, steps: int = STEPS) -> LanguageModel:
+        """The task that all steps share, for a model and a number of steps."""
         train = TrainConfig(
-            data=data,
+            data=self.data,
             max_steps=steps,
             batch_size=32,
             schedule="wsd",
@@ -300,52 +307,52 @@ def grids(data: str, toy: bool) -> dict[str, Grid]:
             decay_steps=steps // 3,
             weight_decay=0.1,
         )
-        if not toy:
+        if not self.toy:
             return LanguageModel(model, train, eval_every_nth=4)
         inner = model.n_inner and 8
         model = replace(model, block_size=8, n_head=2, n_embd=16, n_layer=1, init_std=0.25, n_inner=inner)
         short = dict(max_steps=max(2, steps // 100), batch_size=2, warmup_steps=1, decay_steps=1)
         return LanguageModel(model, replace(train, device="cpu", dtype="float32", **short), eval_every_nth=3000)
 
-    @cache
-    def rule(arm: str, n_loop: int) -> LanguageModel:
-        return text(replace(DENSE, rule=arm, n_loop=n_loop))
+    def rule(self, arm: str, n_loop: int) -> LanguageModel:
+        return self.text(replace(DENSE, rule=arm, n_loop=n_loop))
 
-    @cache
-    def loom(arm: str, n_loop: int) -> LanguageModel:
-        return text(replace(LOOM if arm == "loom" else NAIVE, n_loop=n_loop))
+    def loom(self, arm: str, n_loop: int) -> LanguageModel:
+        return self.text(replace(LOOM if arm == "loom" else NAIVE, n_loop=n_loop))
 
-    @cache
-    def routers(arm: str, n_loop: int) -> LanguageModel:
-        return text(replace(LOOM, n_loop=n_loop, segment=None, router=arm))
+    def routers(self, arm: str, n_loop: int) -> LanguageModel:
+        return self.text(replace(LOOM, n_loop=n_loop, segment=None, router=arm))
 
-    @cache
-    def deeploop(arm: str, n_loop: int) -> LanguageModel:
-        return text(replace(DENSE, rule=arm, n_loop=n_loop, embed_norm=True, tie_embeddings=False))
+    def deeploop(self, arm: str, n_loop: int) -> LanguageModel:
+        return self.text(replace(DENSE, rule=arm, n_loop=n_loop, embed_norm=True, tie_embeddings=False))
 
-    @cache
-    def moe(arm: str, n_loop: int) -> LanguageModel:
-        def flops(n: int) -> int:
-            task = text(traded(n))
-            return counted(of_text(task.model, task, n))[1]
+    def moe(self, arm: str, n_loop: int) -> LanguageModel:
+        """Experts traded for loops: as many steps as make the operations equal to those of STEPS at one loop."""
 
         def traded(n: int) -> LoopedConfig:
             return replace(LOOM, n_loop=n, segment=None, n_expert=32, n_expert_shared=0, top_k=TRADES[n], n_inner=256)
 
-        return text(traded(n_loop), round(STEPS * flops(1) / flops(n_loop)))
+        def flops(n: int) -> int:
+            task = self.text(traded(n))
+            return counted(of_text(task.model, task, n))[1]
 
-    @cache
-    def compute(arm: str, n_loop: int) -> LanguageModel:
-        return text(replace(DENSE, rule="inverse", n_loop=n_loop), int(arm) // n_loop)
+        return self.text(traded(n_loop), round(STEPS * flops(1) / flops(n_loop)))
 
-    budgets = tuple(map(str, BUDGETS))
+    def compute(self, arm: str, n_loop: int) -> LanguageModel:
+        """The name of the arm is its budget, steps times loops."""
+        return self.text(replace(DENSE, rule="inverse", n_loop=n_loop), int(arm) // n_loop)
+
+
+def grids(data: str, toy: bool) -> dict[str, Grid]:
+    """The steps that train, by name."""
+    tasks, budgets = Tasks(data, toy), tuple(map(str, BUDGETS))
     found = dict(
-        lr=Grid(8, ("inverse", "sqrt"), LOOPS, LRS, SEEDS, rule),
-        loom=Grid(8, ("loom", "naive"), HEIGHTS, FEW_LRS, SEEDS, loom, "stream"),
-        routers=Grid(3, ("per_loop", "shared"), (9,), FEW_LRS, SEEDS, routers, "experts"),
-        deeploop=Grid(3, ("none", "deepnorm", "deeploop"), ROUNDS, LRS[:4], SEEDS, deeploop),
-        moe=Grid(4, ("loom",), tuple(TRADES), FEW_LRS, SEEDS, moe),
-        compute=Grid(9, budgets, LOOPS, FEW_LRS, SEEDS, compute),
+        lr=Grid(8, ("inverse", "sqrt"), LOOPS, LRS, SEEDS, cache(tasks.rule)),
+        loom=Grid(8, ("loom", "naive"), HEIGHTS, FEW_LRS, SEEDS, cache(tasks.loom), "stream"),
+        routers=Grid(3, ("per_loop", "shared"), (9,), FEW_LRS, SEEDS, cache(tasks.routers), "experts"),
+        deeploop=Grid(3, ("none", "deepnorm", "deeploop"), ROUNDS, LRS[:4], SEEDS, cache(tasks.deeploop)),
+        moe=Grid(4, ("loom",), tuple(TRADES), FEW_LRS, SEEDS, cache(tasks.moe)),
+        compute=Grid(9, budgets, LOOPS, FEW_LRS, SEEDS, cache(tasks.compute)),
     )
     if toy:
         short = dict(lrs=(1e-3,), seeds=(1,), widen=0)

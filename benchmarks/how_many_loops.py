@@ -31,7 +31,6 @@ About 16 minutes of one core; a run that was stopped goes on where it was. What 
 recorded by p_hop.py.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -42,7 +41,7 @@ import torch
 from minilooped.model import LoopedConfig
 from minilooped.presets import LOOM_PARTS
 from minilooped.science.probes import loss_after_each_loop
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record, runs
 from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
@@ -114,21 +113,21 @@ def measure(part: str, arm: str, budget: int, lr: float, seed: int) -> dict[str,
 
 def tune(settings: dict[str, Any]) -> dict[str, float]:
     """The best learning rate of each size, by seed 0 at the middle budget; what lies at an edge is tried beyond it."""
-    tuned = ("2 x 1", "2 x 4", "8 x 1")
-    runs = [dict(part="compute", arm=size, budget=BUDGETS[1], lr=lr, seed=0) for lr in LRS for size in tuned]
-    while True:
-        record(PATH, settings, runs, measure)
-        stored = json.loads(PATH.read_text(encoding="utf-8"))["runs"]
-        best, beyond = {}, []
+
+    def trials(size: str, *lrs: float) -> list[dict[str, Any]]:
+        return [dict(part="compute", arm=size, budget=BUDGETS[1], lr=lr, seed=0) for lr in lrs]
+
+    tuned, best = ("2 x 1", "2 x 4", "8 x 1"), {}
+    wanted = [run for lr in LRS for size in tuned for run in trials(size, lr)]
+    while wanted:
+        record(PATH, settings, wanted, measure)
+        wanted = []
         for size in tuned:
-            own = {run["lr"]: run["losses"][-1] for run in stored if (run["arm"], run["seed"]) == (size, 0)}
-            best[size] = min(own, key=own.get)
-            if best[size] in (min(own), max(own)):
-                lr = best[size] / 2 if best[size] == min(own) else best[size] * 2
-                beyond.append(dict(part="compute", arm=size, budget=BUDGETS[1], lr=lr, seed=0))
-        if not beyond:
-            return best | {"2 x 2": best["2 x 4"], "2 x 8": best["2 x 4"]}
-        runs = beyond
+            losses = runs(PATH, part="compute", arm=size, seed=0).set_index("lr")["losses"].str[-1]
+            lr = best[size] = float(losses.idxmin())
+            if lr in (losses.index.min(), losses.index.max()):
+                wanted += trials(size, lr / 2 if lr == losses.index.min() else lr * 2)
+    return best | {"2 x 2": best["2 x 4"], "2 x 8": best["2 x 4"]}
 
 
 def main() -> None:
@@ -150,7 +149,7 @@ def main() -> None:
         return [dict(part="compute", arm=s, budget=C, lr=best[s], seed=seed) for C in BUDGETS for s in names]
 
     # What matters most comes first, so that a recording cut short is still a comparison.
-    for runs in (
+    for wanted in (
         sizes(small, 1),
         dials(first, 2),
         sizes(small, 2),
@@ -161,7 +160,7 @@ def main() -> None:
         *(sizes(["2 x 8"], seed) for seed in (1, 2, 3)),
         dials(first, 3),
     ):
-        record(PATH, settings, runs, measure)
+        record(PATH, settings, wanted, measure)
 
 
 if __name__ == "__main__":

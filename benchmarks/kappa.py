@@ -23,7 +23,7 @@ import torch
 
 from minilooped.model import LoopedConfig
 from minilooped.science import probes
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 

@@ -44,8 +44,8 @@ from typing import Any
 import torch
 
 from minilooped.science import probes
-from minilooped.science.ablation import ARMS, assembled, load
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.ablation import ARMS, assembled
+from minilooped.science.records import RESULTS, record, runs
 from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig, evaluate
 
@@ -86,7 +86,7 @@ def measure(arm: str, lr: float, seed: int) -> dict[str, Any]:
 def val_loss(arm: str, lr: float, seed: int) -> float:
     """Of a run that is made now, if it is not recorded yet."""
     record(OUT, dict(training=asdict(TRAINING)), [dict(arm=arm, lr=lr, seed=seed)], measure)
-    return next(run.val_loss for run in load(OUT) if (run.arm, run.lr, run.seed) == (arm, lr, seed))
+    return runs(OUT, "val_loss", arm=arm, lr=lr, seed=seed)["val_loss"].item()
 
 
 def sought(arm: str) -> float:

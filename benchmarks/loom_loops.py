@@ -32,7 +32,7 @@ import torch
 
 from minilooped.presets import PRESETS
 from minilooped.science.probes import batch_bytes
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import evaluate
 

@@ -39,7 +39,7 @@ import torch
 import tyro
 
 from minilooped.model import RULES, LoopedConfig
-from minilooped.science.provenance import RESULTS
+from minilooped.science.records import RESULTS
 from minilooped.science.sweep import LanguageModel, Regression, grid, sweep
 from minilooped.train import TrainConfig
 

@@ -12,7 +12,7 @@ import torch
 
 from minilooped.course.widgets import PLANNED
 from minilooped.presets import PRESETS
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.tools.plan import memory
 
 

@@ -32,7 +32,7 @@ import torch
 from minilooped.data.tasks import Task, baselines, p_hop
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.science.probes import accuracy_by_loop
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.science.sweep import bare_training
 from minilooped.train import TrainConfig, evaluate
 

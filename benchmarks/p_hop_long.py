@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 import torch
 from p_hop import ARMS, LOOPED, TRAIN, measure
 
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 
 ARM = "2 x 3, long"
 ARMS[ARM] = LOOPED, replace(TRAIN, max_steps=1800, decay_steps=600)

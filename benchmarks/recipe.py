@@ -8,7 +8,6 @@ measured in interleaved bursts before: the `shakespeare` preset, and its control
 the same depth as nanoGPT's. The loss is over the whole validation split in windows of 64 characters. One thread.
 """
 
-import json
 import math
 import tempfile
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
@@ -25,11 +25,14 @@ from torch import nn
 from minilooped.data import BatchStream, eval_windows, load_corpus
 from minilooped.model import LoopedConfig
 from minilooped.presets import PRESETS
-from minilooped.science.provenance import provenance
+from minilooped.science.records import keep
 from minilooped.science.sweep import bare_training
 from minilooped.train import TrainConfig, train
 
 NANOGPT_STEPS, WARMUP, PEAK, FLOOR = 2000, 100, 1e-3, 1e-4
+PRESET = PRESETS["shakespeare"]
+UNTIED = replace(PRESET.model, n_layer=4, n_loop=1, l_ref=PRESET.model.l_ref * 4 / PRESET.model.n_layer)
+CONTENDERS = {"looped": PRESET.model, "untied control": UNTIED}
 
 
 @dataclass(frozen=True)
@@ -111,48 +114,51 @@ def cpu_seconds(run: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def main(options: Options) -> None:
-    torch.set_num_threads(1)
-    preset = PRESETS["shakespeare"]
-    untied = replace(preset.model, n_layer=4, n_loop=1, l_ref=preset.model.l_ref * 4 / preset.model.n_layer)
-    contenders = {"looped": preset.model, "untied control": untied}
+def steps_of_equal_time(nanogpt: Path, n_steps: int) -> tuple[dict[str, float], dict[str, int]]:
+    """CPU seconds of a step by contender, nanoGPT's too, and how many of ours take the time of n_steps of nanoGPT's.
 
-    # How many steps of ours take the CPU time of one of nanoGPT's: bursts taken in turn, the best of each.
-    bursts = {"nanoGPT": NanoGPT(options.nanogpt, seed=0, n_steps=10**9).run}
-    bursts |= {name: ours_bare(model, preset.train) for name, model in contenders.items()}
-    n_steps = 40
+    Bursts are taken in turn, and the best of each counts.
+    """
+    bursts = {"nanoGPT": NanoGPT(nanogpt, seed=0, n_steps=10**9).run}
+    bursts |= {name: ours_bare(model, PRESET.train) for name, model in CONTENDERS.items()}
+    burst = 40
     per_step = {name: math.inf for name in bursts}
     for _ in range(8):
         for name, run in bursts.items():
-            per_step[name] = min(per_step[name], cpu_seconds(lambda run=run: run(n_steps)) / n_steps)
-    steps = {name: round(options.steps * per_step["nanoGPT"] / per_step[name]) for name in contenders}
+            per_step[name] = min(per_step[name], cpu_seconds(lambda run=run: run(burst)) / burst)
+    return per_step, {name: round(n_steps * per_step["nanoGPT"] / per_step[name]) for name in CONTENDERS}
 
-    rows = []
 
-    def add_row(name: str, seed: int, n_steps: int, parameters: int, loss: float, seconds: float) -> None:
-        rows.append(dict(name=name, seed=seed, steps=n_steps, parameters=parameters, loss=loss, cpu_seconds=seconds))
-        print(
-            f"{name:16} seed {seed}  {n_steps} steps  {parameters:,} parameters  {seconds:.0f} s  {loss:.4f}",
-            flush=True,
-        )
-
-    for seed in options.seeds:
-        nanogpt = NanoGPT(options.nanogpt, seed, options.steps)
-        seconds = cpu_seconds(lambda nanogpt=nanogpt: nanogpt.run(options.steps))
+def one_row(options: Options, name: str, seed: int, n_steps: int) -> dict[str, Any]:
+    """Train a contender, or nanoGPT, for so many steps."""
+    if name == "nanoGPT":
+        nanogpt = NanoGPT(options.nanogpt, seed, n_steps)
+        seconds = cpu_seconds(lambda: nanogpt.run(n_steps))
         parameters = sum(parameter.numel() for parameter in nanogpt.model.parameters())
-        add_row("nanoGPT", seed, options.steps, parameters, nanogpt.validation_loss(), seconds)
-        for name, model in contenders.items():
-            began = time.process_time()
-            result = ours(model, preset.train, steps[name], seed)
-            seconds = time.process_time() - began  # with the validation, which nanoGPT's figure leaves out
-            add_row(name, seed, steps[name], result.model.num_params(), result.val_loss, seconds)
+        loss = nanogpt.validation_loss()
+    else:
+        began = time.process_time()
+        result = ours(CONTENDERS[name], PRESET.train, n_steps, seed)
+        seconds = time.process_time() - began  # with the validation, which nanoGPT's figure leaves out
+        parameters, loss = result.model.num_params(), result.val_loss
+    print(f"{name:16} seed {seed}  {n_steps} steps  {parameters:,} parameters  {seconds:.0f} s  {loss:.4f}", flush=True)
+    return dict(name=name, seed=seed, steps=n_steps, parameters=parameters, loss=loss, cpu_seconds=seconds)
 
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        about = provenance("python benchmarks/recipe.py --nanogpt PATH --out data/results/recipe.json")
-        about |= dict(model=asdict(preset.model), cpu_seconds_per_step=per_step)
-        text = json.dumps(dict(provenance=about, rows=rows), indent=1) + "\n"
-        options.out.write_text(text, encoding="utf-8")
+
+def main(options: Options) -> None:
+    torch.set_num_threads(1)
+
+    def measure() -> dict[str, Any]:
+        per_step, steps = steps_of_equal_time(options.nanogpt, options.steps)
+        steps = {"nanoGPT": options.steps} | steps
+        rows = [one_row(options, name, seed, n) for seed in options.seeds for name, n in steps.items()]
+        return dict(cpu_seconds_per_step=per_step, rows=rows)
+
+    if options.out is None:
+        measure()
+    else:
+        command = "python benchmarks/recipe.py --nanogpt PATH --out data/results/recipe.json"
+        keep(options.out, measure, made_by=command, model=asdict(PRESET.model))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ from minilooped.data.storage import FORMAT, MANIFEST, storage_dtype
 from minilooped.engine.checkpoint import checkpoints, load_model
 from minilooped.engine.log import read_log
 from minilooped.model import LoopedConfig
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.train import Step, TrainConfig, train
 
 TIME_LIMIT = 60  # seconds of CPU time for one command

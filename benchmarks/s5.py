@@ -24,7 +24,7 @@ import torch
 
 from minilooped.data.tasks import Task, baselines, permutations
 from minilooped.model import LoopedConfig, LoopedGPT, evaluating
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.science.sweep import bare_training
 from minilooped.train import TrainConfig
 

@@ -16,7 +16,7 @@ import torch
 from segments import task
 
 from minilooped.science.probes import gradient_agreement
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.science.sweep import Trial
 
 STEPS, LR = (1, 20, 40, 60, 80, 100), 1e-2

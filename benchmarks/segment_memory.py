@@ -19,7 +19,7 @@ import torch
 from segments import MODEL
 
 from minilooped.science import probes
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 
 CONFIG, WINDOWS, SEGMENT = replace(MODEL, vocab_size=65), 36, 3
 # By way: the loops in a segment, and whether each loop is run again.

@@ -13,7 +13,7 @@ import torch
 from segment_memory import CONFIG, WAYS
 
 from minilooped.science import probes
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record
 from minilooped.train import NextLoss, train_step
 
 WINDOWS = 9

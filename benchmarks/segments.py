@@ -26,18 +26,19 @@ Recorded is the validation loss (every eighth window, float32) read out after ea
 About five minutes; a run that was stopped goes on where it was.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from minilooped.model import EMA, LoopedGPT
 from minilooped.presets import LOOM_PARTS
 from minilooped.science.probes import loss_after_each_loop
-from minilooped.science.provenance import RESULTS, record
+from minilooped.science.records import RESULTS, record, runs
 from minilooped.science.sweep import LanguageModel, Trial
 from minilooped.train import TrainConfig
 
@@ -122,11 +123,14 @@ def measure(arm: str, batches: int, lr: float, seed: int) -> dict[str, list[floa
     return dict(losses=[round(loss, 5) for loss in loss_after_each_loop(model, windows(), n_loop=18)])
 
 
-def tune(settings: dict, runs: list[dict]) -> dict[str, float]:
+def tune(settings: dict[str, Any], wanted: list[dict[str, Any]]) -> dict[str, float]:
     """The best learning rate of each arm, by the loss after the last trained loop."""
-    record(PATH, settings, runs, measure)
-    rows = [row for row in json.loads(PATH.read_text(encoding="utf-8"))["runs"] if row["seed"] == 0]
-    return {arm: min((row["losses"][8], row["lr"]) for row in rows if row["arm"] == arm)[1] for arm in TUNED}
+    record(PATH, settings, wanted, measure)
+
+    def losses(arm: str) -> pd.Series:
+        return runs(PATH, arm=arm, seed=0).set_index("lr")["losses"].str[8]
+
+    return {arm: float(losses(arm).idxmin()) for arm in TUNED}
 
 
 def main() -> None:
@@ -143,11 +147,11 @@ def main() -> None:
     def run(arm: str, batches: int, seed: int) -> dict[str, str | int | float]:
         return dict(arm=arm, batches=batches, lr=best.get(arm, best["ordinary"]), seed=seed)
 
-    runs = [run(arm, 100, seed) for seed in (1, 2) for arm in ARMS]
-    runs += [run("ordinary", 300, seed) for seed in (1, 2)]
-    runs += [run(arm, 100, 3) for arm in ARMS]
-    runs += [run(arm, 300, seed) for seed in (1, 2) for arm in ("step", "accumulate")]
-    record(PATH, settings, runs, measure)
+    wanted = [run(arm, 100, seed) for seed in (1, 2) for arm in ARMS]
+    wanted += [run("ordinary", 300, seed) for seed in (1, 2)]
+    wanted += [run(arm, 100, 3) for arm in ARMS]
+    wanted += [run(arm, 300, seed) for seed in (1, 2) for arm in ("step", "accumulate")]
+    record(PATH, settings, wanted, measure)
 
 
 if __name__ == "__main__":

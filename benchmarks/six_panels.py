@@ -5,37 +5,37 @@ through four blocks (tied), three scaling rules each. The counterpart of figure 
 Writes data/results/six_panels.json and the picture beside it. About ten minutes of one CPU core.
 """
 
-import json
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
 from minilooped.course import plots
 from minilooped.model import LoopedConfig
 from minilooped.science import probes, toy
-from minilooped.science.provenance import RESULTS, provenance
+from minilooped.science.records import RESULTS, keep
 
 DEPTHS, STEPS, LR, SEEDS = (1, 2, 4, 8, 16, 32, 64), 10, 1.25e-3, tuple(range(10))
-
-torch.set_num_threads(1)
-config = LoopedConfig(
+CONFIG = LoopedConfig(
     vocab_size=64, block_size=64, n_layer=4, n_head=4, n_embd=128, init_std=128**-0.5, embed_norm=True
 )
-panels = probes.six_panels(config, DEPTHS, steps=STEPS, lr=LR, seeds=SEEDS)
-axes = plots.six_panels(DEPTHS, panels, title="Untied: blocks L. Tied: loops N through 4 blocks. Width 128, 10 seeds")
-plots.save(axes[0, 0], RESULTS / "six_panels.png")
-about = provenance("python benchmarks/six_panels.py")
-about |= dict(seeds=SEEDS, steps=STEPS, lr=LR, config=asdict(config))
-rms = {
-    row: {
-        rule: [[[float(f"{r:.5g}") for r in steps] for steps in seed] for seed in values.tolist()]
-        for rule, values in rules.items()
-    }
-    for row, rules in panels.items()
-}
-results = dict(provenance=about, depths=DEPTHS, rms=rms)
-(RESULTS / "six_panels.json").write_text(json.dumps(results) + "\n", encoding="utf-8")
-for row, rules in panels.items():
-    for rule, values in rules.items():
-        before, after = (toy.fit_exponent(DEPTHS[3:], values[:, 3:, step]) for step in (0, STEPS))
-        print(f"{row:7} {rule:11} slope {before} untrained, {after} after {STEPS} steps")
+TITLE = "Untied: blocks L. Tied: loops N through 4 blocks. Width 128, 10 seeds"
+
+
+def measure() -> dict[str, Any]:
+    panels = probes.six_panels(CONFIG, DEPTHS, steps=STEPS, lr=LR, seeds=SEEDS)
+    axes = plots.six_panels(DEPTHS, panels, title=TITLE)
+    plots.save(axes[0, 0], RESULTS / "six_panels.png")
+    rms: dict[str, dict[str, list]] = {}
+    for row, rules in panels.items():
+        rms[row] = {}
+        for rule, values in rules.items():  # values: (S, depths, steps + 1)
+            before, after = (toy.fit_exponent(DEPTHS[3:], values[:, 3:, step]) for step in (0, STEPS))
+            print(f"{row:7} {rule:11} slope {before} untrained, {after} after {STEPS} steps")
+            rms[row][rule] = [[[float(f"{r:.5g}") for r in steps] for steps in seed] for seed in values.tolist()]
+    return dict(depths=DEPTHS, rms=rms)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    keep(RESULTS / "six_panels.json", measure, seeds=SEEDS, steps=STEPS, lr=LR, config=asdict(CONFIG))

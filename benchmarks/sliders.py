@@ -7,7 +7,6 @@ counts, since a busy machine slows single ones. One torch thread, as in the chap
 with names of widgets behind the command these are measured anew, and the rows of the others stay.
 """
 
-import json
 import statistics
 import sys
 import time
@@ -25,7 +24,8 @@ from minilooped.course import widgets
 from minilooped.data import CharTokenizer
 from minilooped.model import LoopedConfig, LoopedGPT
 from minilooped.science import ablation, probes, sweep
-from minilooped.science.provenance import RESULTS, provenance
+from minilooped.science.provenance import provenance
+from minilooped.science.records import RESULTS, keep, read
 from minilooped.tools import plan
 
 OUT = RESULTS / "sliders.json"
@@ -116,37 +116,43 @@ def seconds_per_move(open_widget: Callable[[], ipywidgets.VBox]) -> dict[tuple, 
     return fastest
 
 
+def measured(name: str) -> dict[str, Any]:
+    """The row of a widget, printed too."""
+    fastest = seconds_per_move(WIDGETS[name])
+    cpu, wall = zip(*fastest.values(), strict=True)
+    row = dict(
+        widget=name,
+        positions=len(fastest),
+        cpu_median=round(statistics.median(cpu), 4),
+        cpu_worst=round(max(cpu), 4),
+        wall_median=round(statistics.median(wall), 4),
+        wall_worst=round(max(wall), 4),
+        slowest=max(fastest, key=lambda position: fastest[position][0]),
+        commit=provenance("")["commit"],
+    )
+    print(
+        f"{name:16}{row['positions']:10}{row['cpu_median']:12.3f}{row['cpu_worst']:8.3f}"
+        f"{row['wall_median']:13.3f}{row['wall_worst']:8.3f}  at {row['slowest']}",
+        flush=True,
+    )
+    return row
+
+
 def main(names: Sequence[str]) -> None:
     """Measure the widgets of these names, or all; the rows of the others stay as they were recorded."""
+    if unknown := [name for name in names if name not in WIDGETS]:
+        raise SystemExit(f"no widget {', '.join(unknown)}: there are {', '.join(WIDGETS)}")
     torch.set_num_threads(1)
-    stored = json.loads(OUT.read_text(encoding="utf-8"))["rows"] if names and OUT.exists() else []
-    rows = {row["widget"]: row for row in stored}
-    source = provenance(" ".join(["python benchmarks/sliders.py", *names]))
+
+    def measure() -> dict[str, Any]:
+        rows = {row["widget"]: row for row in read(OUT)["rows"]} if names and OUT.exists() else {}
+        rows |= {name: measured(name) for name in names or WIDGETS}
+        return dict(bar=BAR, rows=[rows[name] for name in WIDGETS if name in rows])
+
     print(f"{'seconds a move':16}{'positions':>10}{'CPU median':>12}{'worst':>8}{'wall median':>13}{'worst':>8}")
-    for name in names or WIDGETS:
-        fastest = seconds_per_move(WIDGETS[name])
-        cpu, wall = zip(*fastest.values(), strict=True)
-        row = dict(
-            widget=name,
-            positions=len(fastest),
-            cpu_median=round(statistics.median(cpu), 4),
-            cpu_worst=round(max(cpu), 4),
-            wall_median=round(statistics.median(wall), 4),
-            wall_worst=round(max(wall), 4),
-            slowest=max(fastest, key=lambda position: fastest[position][0]),
-            commit=source["commit"],
-        )
-        rows[name] = row
-        print(
-            f"{name:16}{row['positions']:10}{row['cpu_median']:12.3f}{row['cpu_worst']:8.3f}"
-            f"{row['wall_median']:13.3f}{row['wall_worst']:8.3f}  at {row['slowest']}",
-            flush=True,
-        )
-    rows = [rows[name] for name in WIDGETS if name in rows]
-    slow = [row["widget"] for row in rows if row["cpu_worst"] > BAR]
+    found = keep(OUT, measure, made_by=" ".join(["python benchmarks/sliders.py", *names]))
+    slow = [row["widget"] for row in found["rows"] if row["cpu_worst"] > BAR]
     print(f"within {BAR} s of CPU time: {'all but ' + ', '.join(slow) if slow else 'all'}")
-    results = dict(provenance=source, bar=BAR, rows=rows)
-    OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

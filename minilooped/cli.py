@@ -261,8 +261,7 @@ def claims(argv: list[str]) -> int:
     import torch
     import tyro
 
-    from .science.claims import Tier, load, record, report, select
-    from .science.provenance import provenance
+    from .science.claims import Tier, report, select
 
     @dataclass(frozen=True)
     class Claims:
@@ -274,13 +273,9 @@ def claims(argv: list[str]) -> int:
 
     asked = tyro.cli(Claims, prog="minilooped claims", args=argv)
     chosen = select(asked.ids, asked.tier)
-    if asked.out is not None:
-        load(asked.out)  # what cannot be kept is refused before the work, not after it
     torch.set_num_threads(1)  # the matrices are small
-    source = provenance(shlex.join(["minilooped", "claims", *argv]))  # of the code that measures, not of later edits
-    results = report(chosen)
-    if asked.out is not None:
-        record(asked.out, results, source)
+    results = report(chosen, asked.out, shlex.join(["minilooped", "claims", *argv]))
+    if asked.out is not None and results:
         print(f"Wrote {asked.out / 'claims.json'} and {asked.out / 'claims.md'}")
     return 0
 

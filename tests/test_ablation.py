@@ -1,6 +1,5 @@
 """LOOM's parts as switches, and the recorded ablation: what was run is what the protocol says."""
 
-import json
 import runpy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from minilooped.presets import LOOM_PARTS
 from minilooped.science import ablation
 from minilooped.science.ablation import ARMS, CONTROLS, PARTS, PLAIN, SETTINGS, Run, assembled, load, paired, reported
+from minilooped.science.records import read, write
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "data" / "results" / "loom.json"
@@ -99,7 +99,7 @@ def test_reported_are_the_seeds_at_the_learning_rate_that_was_best_with_seed_0()
 def test_load_reads_what_was_written(tmp_path):
     runs = [run("full", 1, 2.0), run("plain", 1, float("inf"))]
     path = tmp_path / "loom.json"
-    path.write_text(json.dumps(dict(provenance={}, runs=[asdict(one) for one in runs])), encoding="utf-8")
+    write(path, dict(provenance={}, settings={}, runs=[asdict(one) for one in runs]))
     assert load(path) == runs
 
 
@@ -144,7 +144,7 @@ def test_every_run_is_whole_and_made_with_the_settings_of_the_protocol(runs, pro
         assert run.every == every and 0 < run.val_loss < 5
         assert len(run.losses) == steps and len(run.variances) == steps // every
         assert torch.tensor(run.variances).min() > 0
-    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    recorded = read(RECORDED)
     for made in (recorded["provenance"], *recorded["extended"]):
         assert made["commit"] and not made["commit"].endswith("+")
     assert ablation.PLAIN.n_loop == 6 and ablation.PLAIN.n_layer == 2

@@ -96,14 +96,26 @@ def test_the_line_over_loops_is_fitted_without_the_count_that_it_judges(bench, m
     assert line["targets"][0]["met"] is False
 
 
-def test_a_collapsed_router_sends_every_token_to_the_same_two_experts(bench, monkeypatch):
+def test_a_collapsed_router_sends_every_token_to_the_same_two_experts(bench):
     models = []
-    make = lambda config: models.append(LoopedGPT(config)) or models[-1]  # noqa: E731
-    monkeypatch.setitem(bench.our_step.__globals__, "LoopedGPT", make)
     config = replace(bench.OURS, n_embd=16, n_head=2, n_expert=8, n_inner=8)
-    bench.our_step(config, *torch.randint(512, (2, 1, 8)), collapsed=True)
+    make = lambda config: models.append(LoopedGPT(config)) or models[-1]  # noqa: E731
+    bench.our_step(config, *torch.randint(512, (2, 1, 8)), collapsed=True, kind=make)
     for block in models[0].blocks:
         assert set(block.mlp.router(torch.randn(50, 16), 0).choice.unique().tolist()) == {0, 1}
+
+
+def test_the_row_with_erf_is_the_same_model_but_for_its_gelu(bench):
+    config = replace(bench.OURS, n_embd=16, n_head=2)
+    torch.manual_seed(0)
+    ours = LoopedGPT(config)
+    torch.manual_seed(0)
+    exact = bench.with_erf(config)
+    for a, b in zip(ours.parameters(), exact.parameters(), strict=True):
+        assert torch.equal(a, b)
+    x = torch.linspace(-3, 3, 16).expand(4, 16)
+    hidden = exact.blocks[0].mlp.w_in(x)
+    assert torch.equal(exact.blocks[0].mlp(x), exact.blocks[0].mlp.w_out(torch.nn.functional.gelu(hidden)))
 
 
 def test_resident_memory_rises_by_what_is_allocated(bench):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minilooped.science.provenance import gpu_results
+from minilooped.science.records import gpu_results
 from minilooped.science.sweep import LanguageModel, Trial, curve
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"

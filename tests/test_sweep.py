@@ -300,9 +300,14 @@ def test_the_best_learning_rate_moves_without_scaling_and_not_with_it(weight_dec
         (b"\x80abc", "is not a sweep .*first line"),
         (b"", "is not a sweep .*first line"),
         (b"# 3\nrule,n_layer,n_loop,lr,seed,loss\n", "is not a sweep .*it is no object"),
+        (b"# " + b"[" * 100_000, "is not a sweep .*first line"),
+        (b"# {}\nnone,1,1,0.1,1,2.5\n", "line 2 must be rule,n_layer,n_loop,lr,seed,loss: put it in"),
         (b"# {}\nrule,n_layer,n_loop,lr,seed,loss\nnone,1,1,0.1,1\n", "line 3 is no trial"),
+        (b"# {}\nrule,n_layer,n_loop,lr,seed,loss\nnone,1,1,0.1,1,2\n\n", "line 4 is no trial"),
+        (b"# {}\nrule,n_layer,n_loop,lr,seed,loss\nnone,1,1,0.1,1,2\nnone,1,1,0.1\nnone,1,1,0.2,1,2\n", "line 4"),
         (b"# {}\nrule,n_layer,n_loop,lr,seed,loss\nnone,1,x,0.1,1,2.5\n", "line 3 is no trial"),
     ],
+    ids=range(9),
 )
 def test_a_file_that_is_no_sweep_is_named_with_its_line_and_left_alone(tmp_path, content, named):
     path = tmp_path / "mine.csv"

@@ -9,7 +9,6 @@
 the gradient, not the model.
 """
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..model import LoopedConfig
+from .records import runs
 from .stats import interval as interval  # the last of the four steps above
 
 # What each part changes in a config.
@@ -109,10 +109,9 @@ class Run:
 
 
 def load(path: str | Path) -> list[Run]:
-    """The runs in a file that `benchmarks/loom.py` wrote."""
-    recorded = json.loads(Path(path).read_text(encoding="utf-8"))
+    """The runs in a file that `benchmarks/loom.py` wrote. Raises as `records.runs` does."""
     names = [field.name for field in fields(Run)]
-    return [Run(**{name: run[name] for name in names}) for run in recorded["runs"]]
+    return [Run(*run) for run in runs(path, *names)[names].itertuples(index=False)]
 
 
 def reported(runs: Sequence[Run], arm: str) -> dict[int, Run]:

@@ -14,7 +14,6 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from io import StringIO
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
@@ -33,7 +31,7 @@ from ..engine.machine import pick_machine
 from ..files import make_folder, write_atomically, writing
 from ..model import LoopedConfig, LoopedGPT, Row, rms_norm
 from ..train import Batch, TrainConfig, build, evaluate, training_steps
-from .provenance import differences, provenance
+from .records import differences, existing, only_user, source
 
 
 @dataclass(frozen=True)
@@ -184,14 +182,15 @@ def sweep(
 
     path: a CSV file that takes each result as it comes. Where it exists, its trials are not run again: a sweep that was
     killed goes on, one that is extended runs what is new. Raises ValueError for a file of another task, or of other
-    settings of this one, and leaves it as it was. made_by: the command, for the file's provenance.
+    settings of this one, and while another process adds to it; the file stays as it was. made_by: the command, for the
+    file's provenance.
     """
     if path is None:
         return {trial: task(trial) for trial in tqdm(dict.fromkeys(trials), unit="run")}
     path = Path(path)
     make_folder(path.parent)
     with only_user(path):
-        head, done = _opened(path, task, made_by)
+        done = _opened(path, task, made_by)
         for trial in tqdm([trial for trial in dict.fromkeys(trials) if trial not in done], unit="run"):
             done[trial] = task(trial)
             with (
@@ -202,23 +201,8 @@ def sweep(
     return {trial: done[trial] for trial in trials}
 
 
-@contextmanager
-def only_user(path: Path) -> Iterator[None]:
-    """``ValueError`` if another process adds to this file: each would do all the work, and both would write it."""
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    with suppress(OSError, NotImplementedError):  # some network drives have no locks
-        try:
-            lock.acquire(blocking=False)
-        except Timeout as error:
-            raise ValueError(f"another process adds to {path}: wait for it, or give another file") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _opened(path: Path, task: Callable[[Trial], float], made_by: str) -> tuple[dict[str, Any], dict[Trial, float]]:
-    """Head and losses of the file, which is then there, without the line that a kill may have cut."""
+def _opened(path: Path, task: Callable[[Trial], float], made_by: str) -> dict[Trial, float]:
+    """The losses in the file, which is then there, and without the line that a kill may have cut."""
     head = json.loads(json.dumps({"task": type(task).__name__, "settings": asdict(cast(Any, task))}))
     done: dict[Trial, float] = {}
     if path.exists():
@@ -227,9 +211,11 @@ def _opened(path: Path, task: Callable[[Trial], float], made_by: str) -> tuple[d
             raise ValueError(f"{path} holds a sweep with other settings ({differing}): give another file")
         head = stored
     else:
-        head |= provenance(made_by)
-    _write(path, head, done)
-    return head, done
+        head |= source(path, made_by)
+    text = _as_text(head, done)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text)
+    return done
 
 
 COLUMNS = [*(field.name for field in fields(Trial)), "loss"]
@@ -238,40 +224,40 @@ COLUMNS = [*(field.name for field in fields(Trial)), "loss"]
 def load(path: str | Path) -> tuple[dict[str, Any], dict[Trial, float]]:
     """The provenance and the losses in a file that `sweep` wrote; a line that a kill cut short is left out.
 
-    Raises ValueError, with the line, for a file that is no sweep.
+    ``FileNotFoundError`` if there is no such file, ``ValueError`` with the line if it is no sweep.
     """
+    path = existing(path)
     try:
         with open(path, encoding="utf-8", newline="") as file:
             head, *lines = file.read().splitlines(keepends=True) or [""]
         about = json.loads(head.removeprefix("#"))
         if not isinstance(about, dict):
             raise ValueError("it is no object")
-    except ValueError as error:  # of JSON and of UTF-8, too
+    except (ValueError, RecursionError) as error:  # of JSON and of UTF-8, too
         raise ValueError(
             f"{path} is not a sweep ({error}): its first line must be # and the provenance as JSON. Give another file"
         ) from error
-    whole = [line for line in lines if line.endswith("\n")]
+    rows = csv.reader(line for line in lines if line.endswith("\n"))
+    if next(rows, COLUMNS) != COLUMNS:
+        raise ValueError(f"{path}, line 2 must be {','.join(COLUMNS)}: put it in, or give another file")
     losses = {}
-    for number, row in enumerate(csv.reader(whole), start=2):
-        if number == 2:  # the names of the columns
-            continue
-        try:
-            rule, n_layer, n_loop, lr, seed, loss = row
+    try:
+        for rule, n_layer, n_loop, lr, seed, loss in rows:
             losses[Trial(rule, int(n_layer), int(n_loop), float(lr), int(seed))] = float(loss)
-        except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number} is no trial ({error}): take the line out, or give another file"
-            ) from error
+    except (ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path}, line {rows.line_num + 1} is no trial ({error}): take the line out, or give another file"
+        ) from error
     return about, losses
 
 
-def _write(path: Path, head: Mapping[str, Any], losses: Losses) -> None:
+def _as_text(head: Mapping[str, Any], losses: Losses) -> str:
     text = StringIO(newline="")
     text.write(f"# {json.dumps(head)}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
-    write_atomically(path, text.getvalue())
+    return text.getvalue()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ Beyond Twice, arXiv 2610.01153. Letters as in model.py: L blocks, N loops, D = L
 from . import residual_scaling as residual_scaling  # isort: skip
 from . import deeploop as deeploop  # isort: skip
 from . import loom as loom  # isort: skip
+from . import loom_training as loom_training  # isort: skip
 from . import related as related  # isort: skip
 
 from .claim import CLAIMS as CLAIMS
@@ -35,9 +36,10 @@ from .claim import Claim as Claim
 from .claim import Measured as Measured
 from .claim import Tier as Tier
 from .claim import Verdict as Verdict
+from .claim import by_seed as by_seed
 from .claim import exactly as exactly
 from .claim import over_seeds as over_seeds
-from .claim import recorded_runs as recorded_runs
+from .claim import paired as paired
 from .claim import shaped as shaped
 from .claim import slope as slope
 from .claim import verdict as verdict

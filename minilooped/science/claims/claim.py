@@ -1,16 +1,18 @@
 """What a claim is, how a verdict follows from a measurement and a band, and what measurements are made of."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import pandas as pd
+import torch
 from torch import Tensor
 
 from ...model import LoopedConfig
 from .. import toy
+from ..records import runs
 from ..stats import interval
 
 Tier = Literal["seconds", "minutes", "gpu"]
@@ -51,7 +53,11 @@ class Band(NamedTuple):
             return f"exactly {self.low:g}"
         if self.low == -math.inf:
             return f"at most {self.high:g}"
-        return f"at least {self.low:g}" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
+        if self.high == math.inf:
+            return f"at least {self.low:g}"
+        if f"{self.low:g}" == f"{self.high:g}":  # told apart by rounding alone
+            return f"{self.low:g} ± {(self.high - self.low) / 2:.0e}"
+        return f"{self.low:g} to {self.high:g}"
 
     @property
     def edges(self) -> tuple[float, ...]:
@@ -99,15 +105,25 @@ def exactly(value: float | Tensor) -> Measured:
     return Measured(float(value), float(value), float(value))
 
 
-def recorded_runs(path: Path) -> list[dict[str, Any]]:
-    """The runs in a file that `provenance.record` wrote."""
-    return json.loads(path.read_text(encoding="utf-8"))["runs"]
-
-
 def over_seeds(values: Tensor) -> Measured:
     """Mean of the values (S,) and its 95 % interval by Student's t: `stats.interval`."""
     mean, half = interval(values)
     return Measured(mean, mean - half, mean + half)
+
+
+def by_seed(path: Path, **chosen: Any) -> pd.DataFrame:
+    """The recorded runs with these settings, a row for each seed. Seed 0 only chose learning rates, and is left out."""
+    found = runs(path, "seed", **chosen)
+    found = found[found["seed"] > 0].set_index("seed")
+    if not found.index.is_unique:
+        raise ValueError(f"{path} has several runs of one seed with {chosen}: choose between them")
+    return found
+
+
+def paired(first: pd.Series, second: pd.Series) -> Measured:
+    """The first less the second, two values by seed, over the seeds that both have."""
+    first, second = first.align(second, join="inner")
+    return over_seeds(torch.tensor((first - second).to_numpy(float)))
 
 
 def slope(x: Sequence[float], values: Tensor) -> Measured:
@@ -133,7 +149,17 @@ SMALL_MODEL = "untrained model, d = 64, 8 seeds"
 CLAIMS: dict[str, Claim] = {}  # by id, in the order of the page
 
 
-def claim(*fields: Any, **more: Any) -> None:
-    """Enter a `Claim` with these fields into the ledger. It stands below the function that measures it."""
-    entered = Claim(*fields, **more)
-    CLAIMS[entered.id] = entered
+def claim(
+    id: str,
+    statement: str,
+    *,
+    source: str,
+    published: str,
+    tier: Tier,
+    scale: str = "",
+    band: Mapping[str, Band] | None = None,
+    measure: Callable[[], Mapping[str, Measured]] | None = None,
+    note: str = "",
+) -> None:
+    """Enter a `Claim` into the ledger. The call stands below the function that measures it."""
+    CLAIMS[id] = Claim(id, statement, source, published, tier, scale, band or {}, measure, note)

@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...model import RULES
+from ...model import RULES, Attention
 from .. import probes, sweep, toy
-from ..provenance import RESULTS
+from ..records import RESULTS
 from .claim import DEPTHS, EXACT, FLAT, LINEAR, ROOT, SMALL, Band, Measured, claim, exactly, over_seeds, shaped, slope
 
 SHAPES = ((2, 1), (2, 8), (4, 3), (12, 7), (24, 7))  # K blocks and R rounds
@@ -28,12 +28,14 @@ def alpha_beta(expected: Mapping[str, Callable[[float, float, int, int], float]]
 claim(
     "P2-a",
     "Skip and init gain of one exponent p cancel to a constant: αβ = 4^-p.",
-    "definition of α and β",
-    "1/√2 for DeepNorm, 1/2 for DeepLoop",
-    "seconds",
-    "rows of RULES, five shapes from 2 x 1 to 24 x 7",
-    {"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT},
-    partial(alpha_beta, {"deepnorm": lambda a, b, K, R: a * b * 2**0.5, "deeploop": lambda a, b, K, R: a * b * 2}),
+    source="definition of α and β",
+    published="1/√2 for DeepNorm, 1/2 for DeepLoop",
+    tier="seconds",
+    scale="rows of RULES, five shapes from 2 x 1 to 24 x 7",
+    band={"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT},
+    measure=partial(
+        alpha_beta, {"deepnorm": lambda a, b, K, R: a * b * 2**0.5, "deeploop": lambda a, b, K, R: a * b * 2}
+    ),
 )
 
 
@@ -51,7 +53,7 @@ def visit_weights() -> dict[str, Measured]:
         for R in (1, 4, 16):
             model, idx = probes.fresh(shaped(rule, 2, R, SMALL), 0, (2, SMALL.block_size))
             model, alpha, beta = model.double(), model.row.skip, model.row.init_gain
-            attention = model.blocks[0].attn
+            attention = next(module for module in model.modules() if isinstance(module, Attention))
             branch = attention(model.embed(idx), model.rope) / alpha  # (B, T, C)
             (gradient,) = torch.autograd.grad(branch.sum(), attention.proj.weight)
             shares.append(toy.rms(branch.detach().flatten()).item() / (beta**2 / alpha))
@@ -64,17 +66,17 @@ def visit_weights() -> dict[str, Measured]:
 claim(
     "P2-b",
     "A visit's sensitivity to its weights, β/α, falls like 1/√N for DeepNorm, 1/N for DeepLoop, N = KR.",
-    "definition of α and β",
-    "1/(2√N) and 1/(4N)",
-    "seconds",
-    "rows of RULES, five shapes from 2 x 1 to 24 x 7; untrained models of 2 blocks in 1, 4, 16 rounds, d = 64",
-    {"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT}
+    source="definition of α and β",
+    published="1/(2√N) and 1/(4N)",
+    tier="seconds",
+    scale="rows of RULES, five shapes from 2 x 1 to 24 x 7; untrained models of 2 blocks in 1, 4, 16 rounds, d = 64",
+    band={"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT}
     | {
         f"{name}, spread, {rule}": Band(0, 1e-6)
         for rule in ("deepnorm", "deeploop")
         for name in ("attention's share over β²/α", "its sensitivity over β/α")
     },
-    visit_weights,
+    measure=visit_weights,
     note="β/α is no share of the stream: two matrices in a row are scaled, so the branch itself is β²/α. The "
     "spreads' band was 1e-9 at first: the weights are drawn in float32, whose rounding is larger.",
 )
@@ -83,12 +85,12 @@ claim(
     "P2-c",
     "For visits that all line up, the bound on one step's change grows with the rounds R under DeepNorm "
     "and not under DeepLoop.",
-    "first-order bound",
-    "M R (β/α)² = R/2 and 1/(8K), M = 2KR",
-    "seconds",
-    "rows of RULES, five shapes from 2 x 1 to 24 x 7",
-    {"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT},
-    partial(
+    source="first-order bound",
+    published="M R (β/α)² = R/2 and 1/(8K), M = 2KR",
+    tier="seconds",
+    scale="rows of RULES, five shapes from 2 x 1 to 24 x 7",
+    band={"relative error, deepnorm": EXACT, "relative error, deeploop": EXACT},
+    measure=partial(
         alpha_beta,
         {
             "deepnorm": lambda a, b, K, R: 2 * K * R * R * (b / a) ** 2 / (R / 2),
@@ -111,12 +113,12 @@ def skip_is_inverse_branch() -> dict[str, Measured]:
 claim(
     "P2-d",
     "α on the skip, inside the norm, acts like 1/α on the branch.",
-    "expansion of RMSNorm(αx + z)",
-    "up to a remainder of order 1/α²",
-    "seconds",
-    "d = 256, 8 seeds, α = 8 to 512",
-    {"slope of the remainder": Band(-2.1, -1.9)},
-    skip_is_inverse_branch,
+    source="expansion of RMSNorm(αx + z)",
+    published="up to a remainder of order 1/α²",
+    tier="seconds",
+    scale="d = 256, 8 seeds, α = 8 to 512",
+    band={"slope of the remainder": Band(-2.1, -1.9)},
+    measure=skip_is_inverse_branch,
 )
 
 
@@ -137,11 +139,11 @@ claim(
     "P2-e",
     "One gradient step's change stays bounded from p = 1/2 on where visits share their weights, "
     "from p = 1/4 on where they do not: p ≥ (1 + γ)/4.",
-    "exponent rule",
-    "γ = 1 tied, 0 untied",
-    "seconds",
-    DEEPLOOP_TOY,
-    {
+    source="exponent rule",
+    published="γ = 1 tied, 0 untied",
+    tier="seconds",
+    scale=DEEPLOOP_TOY,
+    band={
         "slope in R, tied, p = 1/4": LINEAR,
         "slope in R, tied, p = 3/8": ROOT,
         "slope in R, tied, p = 1/2": FLAT,
@@ -149,23 +151,23 @@ claim(
         "slope in R, untied, p = 3/8": Band(-0.6, -0.4),
         "slope in R, untied, p = 1/2": Band(-1.1, -0.9),
     },
-    partial(exponent_rule, False),
+    measure=partial(exponent_rule, False),
 )
 
 claim(
     "P2-f",
     "The rule is about steps as large as the gradient: under a sign-like step, as Adam's, tied and untied "
     "visits need the same p.",
-    "an assumption of the bound, turned round by us",
-    "not tested there",
-    "seconds",
-    DEEPLOOP_TOY,
-    {
+    source="an assumption of the bound, turned round by us",
+    published="not tested there",
+    tier="seconds",
+    scale=DEEPLOOP_TOY,
+    band={
         f"slope in R, {tying}, p = {p}": Band(expected - 0.08, expected + 0.08)
         for tying in ("tied", "untied")
         for p, expected in (("1/4", 0.5), ("3/8", 0.25), ("1/2", 0.0))
     },
-    partial(exponent_rule, True),
+    measure=partial(exponent_rule, True),
 )
 
 
@@ -192,17 +194,17 @@ ONE_TO_ROUNDING = Band(1 - 1e-12, 1 + 1e-12)
 claim(
     "P2-g",
     "The alignment κ_R is about 1 for visits that have nothing in common, and R for visits that agree.",
-    "definition of κ_R",
-    "between 0 and R; not measured there",
-    "seconds",
-    "constructed visits; untrained models of 2 blocks in 8 loops, d = 64, 3 seeds",
-    {
+    source="definition of κ_R",
+    published="between 0 and R; not measured there",
+    tier="seconds",
+    scale="constructed visits; untrained models of 2 blocks in 8 loops, d = 64, 3 seeds",
+    band={
         "8 orthogonal visits": ONE_TO_ROUNDING,
         "8 identical visits, over 8": ONE_TO_ROUNDING,
         "8 random visits": Band(0.8, 1.2),
         "deeploop before training, R = 8, over 8": Band(0.95, 1.0 + 1e-6),
     },
-    alignment,
+    measure=alignment,
     note="Before training a DeepLoop branch is nearly silent, so that all its visits see the same stream.",
 )
 
@@ -231,24 +233,24 @@ PUBLISHED_SMALL_AND_MEDIUM = "12 and 24 layers, FineWeb-Edu, 100,000 steps"
 claim(
     "P2-h",
     "Without reuse, DeepLoop costs nothing: at R = 1 it is level with pre-norm.",
-    "table of validation losses",
-    "+0.0004 and +0.0011 nats, " + PUBLISHED_SMALL_AND_MEDIUM,
-    "minutes",
-    COMPARED,
-    {"DeepLoop less pre-norm at R = 1, nats": Band(-0.02, 0.02)},
-    partial(compared_loss, {"DeepLoop less pre-norm at R = 1, nats": (("deeploop", 1), ("none", 1))}),
+    source="table of validation losses",
+    published="+0.0004 and +0.0011 nats, " + PUBLISHED_SMALL_AND_MEDIUM,
+    tier="minutes",
+    scale=COMPARED,
+    band={"DeepLoop less pre-norm at R = 1, nats": Band(-0.02, 0.02)},
+    measure=partial(compared_loss, {"DeepLoop less pre-norm at R = 1, nats": (("deeploop", 1), ("none", 1))}),
     note="The band is wider than the published difference by an order: two short runs cannot see a thousandth.",
 )
 
 claim(
     "P2-i",
     "With reuse, DeepLoop ends at a lower loss than the looped pre-norm model.",
-    "table of validation losses",
-    "0.0153 to 0.0278 nats at R = 3, 5, 7, " + PUBLISHED_SMALL_AND_MEDIUM,
-    "minutes",
-    COMPARED,
-    {"pre-norm less DeepLoop at R = 3, nats": Band(0), "pre-norm less DeepLoop at R = 8, nats": Band(0)},
-    partial(
+    source="table of validation losses",
+    published="0.0153 to 0.0278 nats at R = 3, 5, 7, " + PUBLISHED_SMALL_AND_MEDIUM,
+    tier="minutes",
+    scale=COMPARED,
+    band={"pre-norm less DeepLoop at R = 3, nats": Band(0), "pre-norm less DeepLoop at R = 8, nats": Band(0)},
+    measure=partial(
         compared_loss, {f"pre-norm less DeepLoop at R = {R}, nats": (("none", R), ("deeploop", R)) for R in (3, 8)}
     ),
     note="The baseline is an unscaled pre-norm loop, not a looped DeepNorm.",
@@ -257,15 +259,15 @@ claim(
 claim(
     "P2-j",
     "More rounds lower the loss, with DeepLoop and without.",
-    "table of validation losses",
-    "small: 2.863 to 2.770 and 2.751 from R = 1 to 7",
-    "minutes",
-    COMPARED,
-    {
+    source="table of validation losses",
+    published="small: 2.863 to 2.770 and 2.751 from R = 1 to 7",
+    tier="minutes",
+    scale=COMPARED,
+    band={
         "pre-norm, R = 1 less R = 8, nats": Band(0, null=(-0.01, 0)),
         "DeepLoop, R = 1 less R = 8, nats": Band(0, null=(-0.01, 0)),
     },
-    partial(
+    measure=partial(
         compared_loss,
         {
             "pre-norm, R = 1 less R = 8, nats": (("none", 1), ("none", 8)),
@@ -279,24 +281,24 @@ claim(
 claim(
     "P2-k",
     "The gain carries over to downstream tasks.",
-    "table of 8 tasks",
-    "medium, no examples, R = 7: 52.95 against 53.88; not in every cell",
-    "gpu",
+    source="table of 8 tasks",
+    published="medium, no examples, R = 7: 52.95 against 53.88; not in every cell",
+    tier="gpu",
 )
 
 claim(
     "P2-l",
     "On ARC-AGI-1 a hierarchical reasoning model gains.",
-    "table of ARC-AGI-1",
-    "31.50 against 35.50 with one vote, 50.75 against 51.50 with 1,000",
-    "gpu",
+    source="table of ARC-AGI-1",
+    published="31.50 against 35.50 with one vote, 50.75 against 51.50 with 1,000",
+    tier="gpu",
 )
 
 claim(
     "P2-m",
     "The larger the exponent, the more seeds train.",
-    "exponent sweep, R = 3",
-    "0 of 5 at p = 0.30, 3 of 5 at 0.50, all from 0.55 on",
-    "gpu",
+    source="exponent sweep, R = 3",
+    published="0 of 5 at p = 0.30, 3 of 5 at 0.50, all from 0.55 on",
+    tier="gpu",
     note="p = 1/4 is not in the sweep, and p = 1/2 is not the smallest that always trains.",
 )

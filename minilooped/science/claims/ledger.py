@@ -1,6 +1,5 @@
 """The ledger of all claims: choose, measure, print, record."""
 
-import json
 import shutil
 import textwrap
 from collections import Counter
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ...files import make_folder, write_atomically
-from ..provenance import RESULTS
+from ..records import only_user, read, source, write
 from .claim import CLAIMS, Claim, Measured, Tier, Verdict, verdict
 
 Results = dict[str, Mapping[str, Measured]]  # by the claim's id
@@ -53,114 +52,126 @@ def summary(results: Mapping[str, Mapping[str, Measured] | None]) -> str:
     return ", ".join(f"{name}: {counts[name]}" for name in get_args(Verdict) if counts[name])
 
 
-def report(claims: Sequence[Claim]) -> Results:
-    """Measure the claims one after the other, and print each as it is done. What has no measure yet is printed too."""
+def report(claims: Sequence[Claim], out: Path | None = None, made_by: str = "minilooped claims") -> Results:
+    """Measure the claims one after the other, and print each as it is done. What has no measure yet is printed too.
+
+    out: a folder whose record takes each result as it comes: see `record`. made_by: the command, for the provenance.
+    A claim whose recorded runs are not there is left out, and the others are measured. At the end FileNotFoundError
+    says where the runs would come from.
+    """
+    about = None
+    if out is not None:
+        load(out)  # a file that cannot be kept is refused before the work, not after it
+        about = source(out / "claims.json", made_by)  # of the code that measures, not of later edits
     width = shutil.get_terminal_size((100, 24)).columns
     results: dict[str, Mapping[str, Measured] | None] = {}
+    absent: FileNotFoundError | None = None
     for claim in claims:
         try:
-            results[claim.id] = None if claim.measure is None else claim.measure()
+            measured = None if claim.measure is None else claim.measure()
         except FileNotFoundError as error:
-            if RESULTS.is_dir():
-                raise
-            raise FileNotFoundError(
-                f"{claim.id} is read from recorded results, which come with a checkout of the repository and not with "
-                "an installed package: clone it, and give the command there"
-            ) from error
-        print(*lines(claim, results[claim.id], width), sep="\n", flush=True)
+            measured, absent = None, error
+        results[claim.id] = measured
+        print(*lines(claim, measured, width), sep="\n", flush=True)
+        if out is not None and about is not None and measured is not None:
+            record(out, {claim.id: measured}, about)
     print(f"\n{len(claims)} of {len(CLAIMS)} claims; {summary(results)}.")
+    if absent is not None:
+        raise absent
     return {id: measured for id, measured in results.items() if measured is not None}
 
 
-# claims.json: for each measured claim, by its id, {"measured": {quantity: [value, low, high]}, "provenance": {...}}
+# What claims.json holds: by the id of a claim, {"measured": {quantity: [value, low, high]}, "provenance": {...}}
 Ledger = dict[str, dict[str, Any]]
 
 
 def load(folder: Path) -> Ledger:
-    """What `record` wrote into the folder; without a file, nothing. Claims that have changed since are left out."""
+    """What `record` wrote into the folder; without a file, nothing. Claims that have changed since are left out.
+
+    Raises ValueError that names the file, and the claim, if it is no such record.
+    """
     path = folder / "claims.json"
     if not path.exists():
         return {}
-    try:
-        stored = dict(json.loads(path.read_text(encoding="utf-8")).items())
-        return {
-            id: dict(
-                measured={name: Measured(*numbers) for name, numbers in stored[id]["measured"].items()},
-                provenance=stored[id]["provenance"],
-            )
-            for id, claim in CLAIMS.items()
-            if id in stored and stored[id]["measured"].keys() == claim.band.keys()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a record of claims ({error!r}): restore it, or move it away") from error
+    stored = read(path)
+    ledger: Ledger = {}
+    for id in CLAIMS.keys() & stored.keys():
+        try:
+            measured = {name: Measured(*map(float, numbers)) for name, numbers in stored[id]["measured"].items()}
+            about = stored[id]["provenance"] | dict(made_by=stored[id]["provenance"]["made_by"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a record of claims ({id}: {error!r}): restore it, or move it away"
+            ) from error
+        if measured.keys() == CLAIMS[id].band.keys():
+            ledger[id] = dict(measured=measured, provenance=about)
+    return {id: ledger[id] for id in CLAIMS if id in ledger}
 
 
-def record(folder: Path, results: Results, source: dict[str, Any]) -> None:
-    """Write the results into the folder: claims.json, and claims.md made from it. Of other claims they keep what is
-    known. source: the `provenance` of the results. Raises ValueError, and leaves the folder as it is, for a file there
-    that is no such record.
+def record(folder: Path, results: Results, about: dict[str, Any]) -> None:
+    """Add the results to the record in the folder, claims.json, and write the page claims.md from it.
+
+    about: the `provenance` of the results. The record keeps what it knows of other claims. Raises ValueError, and
+    leaves the folder as it is, for a file there that is no such record.
     """
-    ledger = load(folder)
-    for id, measured in results.items():
-        rounded = {name: Measured(*(float(f"{x:.6g}") for x in value)) for name, value in measured.items()}
-        ledger[id] = dict(measured=rounded, provenance=source)
-    ledger = {id: ledger[id] for id in CLAIMS if id in ledger}
     make_folder(folder)
-    for name, text in (("claims.json", json.dumps(ledger, indent=1) + "\n"), ("claims.md", page(ledger))):
-        write_atomically(folder / name, text)
+    path = folder / "claims.json"
+    with only_user(path, wait=60):  # another process that measures other claims
+        ledger = load(folder)
+        for id, measured in results.items():
+            rounded = {name: Measured(*(float(f"{x:.6g}") for x in value)) for name, value in measured.items()}
+            ledger[id] = dict(measured=rounded, provenance=about)
+        ledger = {id: ledger[id] for id in CLAIMS if id in ledger}
+        write(path, ledger)
+        write_atomically(folder / "claims.md", page(ledger))
+
+
+INTRODUCTION = """\
+# What the papers claim, and what this code measures
+
+Made by `minilooped claims --out`, not by hand. Each claim stands in `minilooped/science/claims/`, below the function \
+that measures it, with the band in which it has to lie; the verdict follows from the two. An interval over seeds, of a \
+mean or of a slope, is that of 95 % by Student's t. It holds here if all of it lies in the band. It is not visible at \
+this scale if it reaches into the band only in part, or to where it would be without any effect. Otherwise it is \
+contradicted here. A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known \
+here from an account of the paper and not from its text.
+"""
 
 
 def page(ledger: Ledger) -> str:
     """The ledger as Markdown, one table per paper, and the runs that it comes from."""
-    runs: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []  # the different provenances, in the order in which the page names them
     for entry in ledger.values():
         if entry["provenance"] not in runs:
             runs.append(entry["provenance"])
     results = {id: ledger[id]["measured"] if id in ledger else None for id in CLAIMS}
-    text = [
-        "# What the papers claim, and what this code measures",
-        "",
-        "Made by `minilooped claims --out`, not by hand. Each claim stands in `minilooped/science/claims/`, below the "
-        "function that measures it, with the "
-        "band in which it has to lie; the verdict follows from the two. An interval over seeds, of a mean or of a "
-        "slope, is that of 95 % by Student's t. It holds here if all of it lies in the band. It is not visible at this "
-        "scale if it reaches into the band only in part, or to where it would be without any effect. Otherwise it is "
-        "contradicted here. "
-        "A published number that needs a GPU is quoted, not reproduced; second-hand means that it is known here from "
-        "an account of the paper and not from its text.",
-        "",
-        f"{len(CLAIMS)} claims; {summary(results)}.",
-        "",
-    ]
+    text = [INTRODUCTION, f"{len(CLAIMS)} claims; {summary(results)}.", ""]
     for prefix, title in PAPERS.items():
-        text += [
-            f"## {prefix}. {title}",
-            "",
-            "| claim | statement | published | measured here | verdict | tier |",
-            "|---|---|---|---|---|---|",
-        ]
-        for claim in CLAIMS.values():
-            if claim.id.partition("-")[0] == prefix:
-                measured = results[claim.id]
-                scale = [f"On: {claim.scale}."] if measured else []
-                values = [
-                    f"{name}: **{value.beside(claim.band[name].edges)}**, band {claim.band[name]}"
-                    for name, value in (measured or {}).items()
-                ]
-                run = f", run {runs.index(ledger[claim.id]['provenance']) + 1}" if measured else ""
-                statement = "<br>".join([claim.statement, *([f"*{claim.note}*"] if claim.note else [])])
-                cells = [
-                    claim.id,
-                    statement,
-                    f"{claim.published}<br>({claim.source})",
-                    "<br>".join(values + scale),
-                    verdict(claim, measured),
-                    claim.tier + run,
-                ]
-                text.append(f"| {' | '.join(cells)} |")
+        text += [f"## {prefix}. {title}", ""]
+        text += ["| claim | statement | published | measured here | verdict | tier |", "|---|---|---|---|---|---|"]
+        for id, claim in CLAIMS.items():
+            if id.partition("-")[0] == prefix:
+                number = runs.index(ledger[id]["provenance"]) + 1 if id in ledger else None
+                text.append(f"| {' | '.join(_cells(claim, results[id], number))} |")
         text.append("")
     text += ["## Runs", ""]
     for number, about in enumerate(runs, 1):
         facts = ", ".join(f"{name} {value}" for name, value in about.items() if name != "made_by" and value is not None)
         text.append(f"{number}. `{about['made_by']}`: {facts}")
     return "\n".join(text) + "\n"
+
+
+def _cells(claim: Claim, measured: Mapping[str, Measured] | None, run: int | None) -> list[str]:
+    """A claim as a row of the page. run: the number of the run that measured it."""
+    values = [
+        f"{name}: **{value.beside(claim.band[name].edges)}**, band {claim.band[name]}"
+        for name, value in (measured or {}).items()
+    ]
+    return [
+        claim.id,
+        "<br>".join([claim.statement, *([f"*{claim.note}*"] if claim.note else [])]),
+        f"{claim.published}<br>({claim.source})",
+        "<br>".join([*values, f"On: {claim.scale}."] if measured else []),
+        verdict(claim, measured),
+        claim.tier + (f", run {run}" if measured else ""),
+    ]

@@ -1,29 +1,16 @@
 """Claims of related papers, and of how many loops there should be, each below the function that measures it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from ...model import LoopedConfig
 from .. import probes
-from ..provenance import RESULTS
-from .claim import (
-    DEPTHS,
-    NOTHING,
-    SMALL,
-    SMALL_MODEL,
-    Band,
-    Measured,
-    claim,
-    exactly,
-    over_seeds,
-    recorded_runs,
-    shaped,
-    slope,
-)
+from ..records import RESULTS
+from .claim import DEPTHS, NOTHING, SMALL, SMALL_MODEL, Band, Measured, by_seed, claim, exactly, paired, shaped, slope
 
 
 def rule_identities() -> dict[str, Measured]:
@@ -44,31 +31,21 @@ def rule_identities() -> dict[str, Measured]:
 claim(
     "R-identities",
     "At one loop the factored rule is Depth-μP, and the rules of the loop count change nothing.",
-    "Depth-μP, arXiv 2310.02244",
-    "identities",
-    "seconds",
-    "rows of RULES, 1 to 48 layers",
-    {f"difference, {pair}": NOTHING for pair in ("factored and depth_mup", "sqrt and none", "inverse and none")},
-    rule_identities,
+    source="Depth-μP, arXiv 2310.02244",
+    published="identities",
+    tier="seconds",
+    scale="rows of RULES, 1 to 48 layers",
+    band={f"difference, {pair}": NOTHING for pair in ("factored and depth_mup", "sqrt and none", "inverse and none")},
+    measure=rule_identities,
 )
 
 # Chapter 11. Recorded by how_many_loops.py, p_hop.py and p_hop_long.py in benchmarks/.
 LOOPS, HOPS, LONGER_HOPS = (RESULTS / f"{name}.json" for name in ("how_many_loops", "p_hop", "p_hop_long"))
 
 
-def recorded(path: Path, chosen: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> dict[int, float]:
-    """A value of the recorded runs that have these settings, by seed; seed 0 was for tuning only."""
-    return {run["seed"]: value(run) for run in recorded_runs(path) if run["seed"] > 0 and chosen.items() <= run.items()}
-
-
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Measured:
-    """The first less the second, over the seeds that both have."""
-    return over_seeds(torch.tensor([first[seed] - second[seed] for seed in first if seed in second]))
-
-
-def read_out(arm: str, loop: int) -> dict[int, float]:
+def read_out(arm: str, loop: int) -> pd.Series:
     """Loss after a loop, counted from 1, of an arm of the dial, by seed."""
-    return recorded(LOOPS, dict(part="dial", arm=arm), lambda run: run["losses"][loop - 1])
+    return by_seed(LOOPS, part="dial", arm=arm)["losses"].str[loop - 1]
 
 
 def untrained_loops() -> dict[str, Measured]:
@@ -83,16 +60,16 @@ DIALLED = "recorded (chapter 11): 2 blocks trained with 4 loops, d = 64, 120 ste
 claim(
     "R-untrained-loops",
     "Loops beyond those of training make the loss worse, drawn in training or not.",
-    "asked by us",
-    "public logs: more loops at test time rarely help",
-    "minutes",
-    DIALLED,
-    {
+    source="asked by us",
+    published="public logs: more loops at test time rarely help",
+    tier="minutes",
+    scale=DIALLED,
+    band={
         f"{rule}, {way}: loop 12 less loop 4, nats": Band(0, null=(-0.01, 0))
         for rule in ("factored", "none")
         for way in ("drawn 1 to 4", "fixed 4")
     },
-    untrained_loops,
+    measure=untrained_loops,
     note="Seed 1 of two arms had been seen when the band was set. The third seed of `none` was added when two were "
     "known.",
 )
@@ -110,15 +87,15 @@ def drawn_loops() -> dict[str, Measured]:
 claim(
     "R-drawn-loops",
     "Loop counts drawn in training make few loops good, at little cost at the full count.",
-    "asked by us; drawn loops: recurrent depth, arXiv 2502.05171",
-    "no such number",
-    "minutes",
-    DIALLED,
-    {
+    source="asked by us; drawn loops: recurrent depth, arXiv 2502.05171",
+    published="no such number",
+    tier="minutes",
+    scale=DIALLED,
+    band={
         "fixed less drawn at loop 1, nats": Band(0.05, null=(-0.02, 0.02)),
         "drawn less fixed at loop 4, nats": Band(-0.05, 0.05),
     },
-    drawn_loops,
+    measure=drawn_loops,
     note="Seed 1 had been seen when the bands were set. Drawn steps do five eighths of the work.",
 )
 
@@ -126,8 +103,8 @@ claim(
 def equal_work() -> dict[str, Measured]:
     """What loops gain over one loop with as many more steps, at the largest budget."""
 
-    def loss(size: str) -> dict[int, float]:
-        return recorded(LOOPS, dict(part="compute", arm=size, budget=1920), lambda run: run["losses"][-1])
+    def loss(size: str) -> pd.Series:
+        return by_seed(LOOPS, part="compute", arm=size, budget=1920)["losses"].str[-1]
 
     return {f"2 x 1 less {size}, nats": paired(loss("2 x 1"), loss(size)) for size in ("2 x 2", "2 x 4")}
 
@@ -135,19 +112,19 @@ def equal_work() -> dict[str, Measured]:
 claim(
     "R-equal-work",
     "At equal work two blocks in loops end below the same two blocks with more steps.",
-    "P3-h, asked of a small dense model",
-    "perplexity 18.36 to 16.54 at 700M, second-hand",
-    "minutes",
-    "recorded (chapter 11): d = 64, 1920 steps times visits on the embedded text, each size near its best learning "
-    "rate",
-    {f"2 x 1 less {size}, nats": Band(0, null=(-0.01, 0)) for size in ("2 x 2", "2 x 4")},
-    equal_work,
+    source="P3-h, asked of a small dense model",
+    published="perplexity 18.36 to 16.54 at 700M, second-hand",
+    tier="minutes",
+    scale="recorded (chapter 11): d = 64, 1920 steps times visits on the embedded text, each size near its best "
+    "learning rate",
+    band={f"2 x 1 less {size}, nats": Band(0, null=(-0.01, 0)) for size in ("2 x 2", "2 x 4")},
+    measure=equal_work,
 )
 
 
-def four_hops(arm: str, loops: int, path: Path = HOPS) -> dict[int, float]:
+def four_hops(arm: str, loops: int, path: Path = HOPS) -> pd.Series:
     """Share of right answers to four hops, read out after so many loops, by seed."""
-    return recorded(path, dict(arm=arm), lambda run: run["by_loop"][loops - 1][2])
+    return by_seed(path, arm=arm)["by_loop"].str[loops - 1].str[2]
 
 
 def loops_for_layers() -> dict[str, Measured]:
@@ -163,16 +140,16 @@ def loops_for_layers() -> dict[str, Measured]:
 claim(
     "R-p-hop",
     "On p-hop a few blocks in loops do what only as many blocks as visits do otherwise.",
-    "Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand",
-    "k blocks in L loops nearly match kL blocks",
-    "minutes",
-    "recorded (chapter 11): d = 64, p = 4 of 1, 2, 4, 4 letters, windows of 32, 600 steps",
-    {
+    source="Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand",
+    published="k blocks in L loops nearly match kL blocks",
+    tier="minutes",
+    scale="recorded (chapter 11): d = 64, p = 4 of 1, 2, 4, 4 letters, windows of 32, 600 steps",
+    band={
         "2 x 3 less 2 x 1": Band(0.05, null=(-0.02, 0.02)),
         "2 x 3 less 2 x 1 with three times the steps": Band(0.05, null=(-0.02, 0.02)),
         "6 x 1 less 2 x 3": Band(-1, 0.05),
     },
-    loops_for_layers,
+    measure=loops_for_layers,
     note="One learning rate for all. Seed 1 of the first pair had been seen before the bands, and seeds 1 and 2 of "
     "all before seed 3 was added.",
 )
@@ -190,15 +167,15 @@ def longer_loops_for_layers() -> dict[str, Measured]:
 claim(
     "R-p-hop-long",
     "The same, given three times the steps.",
-    "Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand",
-    "k blocks in L loops nearly match kL blocks",
-    "minutes",
-    "recorded (chapter 11): as R-p-hop, 1800 steps",
-    {
+    source="Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand",
+    published="k blocks in L loops nearly match kL blocks",
+    tier="minutes",
+    scale="recorded (chapter 11): as R-p-hop, 1800 steps",
+    band={
         "2 x 3 less 2 x 1, both 1800 steps": Band(0.05, null=(-0.02, 0.02)),
         "6 x 1, 600 steps, less 2 x 3, 1800 steps": Band(-1, 0.05),
     },
-    longer_loops_for_layers,
+    measure=longer_loops_for_layers,
     note="Added after R-p-hop, whose looped runs were still rising at 600 steps. Seed 3 was added when two were known.",
 )
 
@@ -221,10 +198,10 @@ def layernorm_scaling() -> dict[str, Measured]:
 claim(
     "R-layernorm-scaling",
     "LayerNorm Scaling tames untied depth, not loops: tied, the stream still grows like √N.",
-    "LayerNorm Scaling, arXiv 2502.05795, turned round by us",
-    "made for untied layers",
-    "seconds",
-    "dense, 8 to 64 visits, " + SMALL_MODEL,
-    {"untied: slope in L": Band(-0.15, 0.15), "tied: slope in N": Band(0.4, 0.65, null=(-0.15, 0.15))},
-    layernorm_scaling,
+    source="LayerNorm Scaling, arXiv 2502.05795, turned round by us",
+    published="made for untied layers",
+    tier="seconds",
+    scale="dense, 8 to 64 visits, " + SMALL_MODEL,
+    band={"untied: slope in L": Band(-0.15, 0.15), "tied: slope in N": Band(0.4, 0.65, null=(-0.15, 0.15))},
+    measure=layernorm_scaling,
 )

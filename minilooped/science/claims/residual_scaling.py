@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...model import LoopedConfig
 from .. import probes, sweep, toy
-from ..provenance import RESULTS
+from ..records import RESULTS
 from .claim import (
     DEPTHS,
     EXACT,
@@ -44,12 +44,12 @@ def identity() -> dict[str, Measured]:
 claim(
     "P1-identity",
     "The final norm splits exactly: R_N² = R_0² + B + C, what the increments share with the start and with each other.",
-    "section 3.2",
-    "an identity",
-    "seconds",
-    "toy: four kinds of branch, d = 256, 64 visits, float64",
-    {"largest relative error": EXACT},
-    identity,
+    source="section 3.2",
+    published="an identity",
+    tier="seconds",
+    scale="toy: four kinds of branch, d = 256, 64 visits, float64",
+    band={"largest relative error": EXACT},
+    measure=identity,
 )
 
 # The alpha of eps = N^-alpha, by what is measured with it.
@@ -71,12 +71,12 @@ def theorem1() -> dict[str, Measured]:
 claim(
     "P1-theorem1",
     "The sum of a tied run's increments, and with it R_N, lies between two multiples of N.",
-    "theorem 1",
-    "‖Σr‖²/d = Θ(N²), (εcN − R_0)₊ ≤ R_N ≤ R_0 + CεN",
-    "seconds",
-    "toy: raw and normalised ReLU branch, d = 256, 8 seeds, 4, 16 and 64 visits",
-    {"share within the bounds": ONE},
-    theorem1,
+    source="theorem 1",
+    published="‖Σr‖²/d = Θ(N²), (εcN − R_0)₊ ≤ R_N ≤ R_0 + CεN",
+    tier="seconds",
+    scale="toy: raw and normalised ReLU branch, d = 256, 8 seeds, 4, 16 and 64 visits",
+    band={"share within the bounds": ONE},
+    measure=theorem1,
     note="The bounds are wide: a factor of about 50 apart.",
 )
 
@@ -93,24 +93,24 @@ def toy_growth(tied: bool, alphas: Mapping[str, float]) -> dict[str, Measured]:
 claim(
     "P1-a",
     "Untied layers walk at random: the stream grows like √L, and 1/√L keeps it flat.",
-    "figure 2, top",
-    "slopes about 1/2 and 0",
-    "seconds",
-    TOY,
-    {"slope in L, ε = 1": ROOT, "slope in L, ε = 1/√L": FLAT},
-    partial(toy_growth, False, {"slope in L, ε = 1": 0.0, "slope in L, ε = 1/√L": 0.5}),
+    source="figure 2, top",
+    published="slopes about 1/2 and 0",
+    tier="seconds",
+    scale=TOY,
+    band={"slope in L, ε = 1": ROOT, "slope in L, ε = 1/√L": FLAT},
+    measure=partial(toy_growth, False, {"slope in L, ε = 1": 0.0, "slope in L, ε = 1/√L": 0.5}),
     note="A normalised branch: the raw one grows exponentially, see P1-untied.",
 )
 
 claim(
     "P1-b",
     "Loops of one layer walk a line: the stream grows like N, still like √N with 1/√N, not with 1/N.",
-    "figure 2, bottom",
-    "slopes about 1, 1/2 and 0",
-    "seconds",
-    TOY,
-    dict(zip(EPS, (LINEAR, ROOT, FLAT), strict=True)),
-    partial(toy_growth, True, EPS),
+    source="figure 2, bottom",
+    published="slopes about 1, 1/2 and 0",
+    tier="seconds",
+    scale=TOY,
+    band=dict(zip(EPS, (LINEAR, ROOT, FLAT), strict=True)),
+    measure=partial(toy_growth, True, EPS),
 )
 
 
@@ -126,12 +126,12 @@ def sum_law() -> dict[str, Measured]:
 claim(
     "P1-c",
     "The squared norm of the summed increments grows like N² tied and like N untied.",
-    "section 3.2",
-    "slopes 2 and 1",
-    "seconds",
-    "toy: raw ReLU branch, d = 256, 8 seeds, 8 to 64 visits, ε = 1/N tied, 1/√N untied",
-    {"slope in N, tied": Band(1.9, 2.1, null=(0.85, 1.15)), "slope in N, untied": Band(0.85, 1.15)},
-    sum_law,
+    source="section 3.2",
+    published="slopes 2 and 1",
+    tier="seconds",
+    scale="toy: raw ReLU branch, d = 256, 8 seeds, 8 to 64 visits, ε = 1/N tied, 1/√N untied",
+    band={"slope in N, tied": Band(1.9, 2.1, null=(0.85, 1.15)), "slope in N, untied": Band(0.85, 1.15)},
+    measure=sum_law,
 )
 
 PAIRS = ~torch.eye(64, dtype=torch.bool)  # of 64 increments
@@ -152,17 +152,17 @@ def toy_cosines() -> dict[str, Measured]:
 claim(
     "P1-d",
     "Unscaled increments of a loop point the same way; those of untied blocks are as good as orthogonal.",
-    "cosines of increments",
-    "after 10 steps at d = 768: 0.027 to 0.995 tied, −0.037 to 0.034 untied",
-    "seconds",
-    "toy: one normalised ReLU branch, d = 256, 8 seeds, 64 visits, untrained",
-    {
+    source="cosines of increments",
+    published="after 10 steps at d = 768: 0.027 to 0.995 tied, −0.037 to 0.034 untied",
+    tier="seconds",
+    scale="toy: one normalised ReLU branch, d = 256, 8 seeds, 64 visits, untrained",
+    band={
         "tied: smallest": Band(0),
         "tied: mean": Band(0.5, 1, null=(-0.1, 0.1)),
         "untied: mean": Band(-0.01, 0.01),
         "untied: RMS over the 1/√d of chance": Band(0.95, 1.05),
     },
-    toy_cosines,
+    measure=toy_cosines,
     note="A single vector in place of the paper's many tokens, so single cosines of untied blocks spread by 1/√d.",
 )
 
@@ -180,12 +180,12 @@ def untied_exponential() -> dict[str, Measured]:
 claim(
     "P1-untied",
     "Untied and not normalised, the mean square grows like exp(c L^(1 − 2α)) for ε = L^-α: bounded from α = 1/2 on.",
-    "section 3.2, appendix A.1",
-    "E R² is multiplied by about 1 + cε² in each layer",
-    "seconds",
-    "toy: raw ReLU branch, d = 256, 256 seeds, 32 layers; log R² over its prediction with c = 1/2",
-    {f"over its prediction, α = {alpha}": Band(0.95, 1.05) for alpha in ("0", "0.25", "0.5")},
-    untied_exponential,
+    source="section 3.2, appendix A.1",
+    published="E R² is multiplied by about 1 + cε² in each layer",
+    tier="seconds",
+    scale="toy: raw ReLU branch, d = 256, 256 seeds, 32 layers; log R² over its prediction with c = 1/2",
+    band={f"over its prediction, α = {alpha}": Band(0.95, 1.05) for alpha in ("0", "0.25", "0.5")},
+    measure=untied_exponential,
 )
 
 
@@ -212,12 +212,12 @@ claim(
     "P1-theorem2",
     "One sign-like step of size η moves the output by ηεN, so that η ∝ N^(α − 1) keeps the change: "
     "with 1/N one learning rate for all N.",
-    "theorem 2",
-    "at most C e^M ηεN",
-    "seconds",
-    TOY,
-    {"slope in η": Band(0.95, 1.05)} | {f"{name}, η ∝ 1/(εN)": Band(-0.25, 0.25) for name in EPS},
-    theorem2,
+    source="theorem 2",
+    published="at most C e^M ηεN",
+    tier="seconds",
+    scale=TOY,
+    band={"slope in η": Band(0.95, 1.05)} | {f"{name}, η ∝ 1/(εN)": Band(-0.25, 0.25) for name in EPS},
+    measure=theorem2,
     note="An upper bound, sharp only where the step acts coherently; it does not say where an optimum moves.",
 )
 
@@ -228,12 +228,12 @@ STEEPER = dict(zip(EPS, (Band(0.8, 1.3, null=(-0.1, 0.1)), Band(0.35, 0.7, null=
 claim(
     "P1-e",
     "The change after one step grows like N unscaled, like √N with 1/√N, and hardly with 1/N.",
-    "one-step output change",
-    "about N, √N, nearly flat",
-    "seconds",
-    TOY + ", one random sign-like step",
-    STEEPER,
-    partial(toy_output_change, lambda n, alpha: 1e-3),
+    source="one-step output change",
+    published="about N, √N, nearly flat",
+    tier="seconds",
+    scale=TOY + ", one random sign-like step",
+    band=STEEPER,
+    measure=partial(toy_output_change, lambda n, alpha: 1e-3),
     note="Unscaled it grows a little faster than N: the exponential in the bound shows.",
 )
 
@@ -258,16 +258,16 @@ claim(
     "P1-theorem3",
     "λ/(N√L) keeps the stream flat over layers and loops; a rule that sees only one of them, or "
     "only their product, does not.",
-    "theorem 3",
-    "the summed increments are O(λ² + λ⁴)",
-    "seconds",
-    "toy: normalised ReLU branch, d = 128, 8 seeds, L and N in 1, 4, 16",
-    {
+    source="theorem 3",
+    published="the summed increments are O(λ² + λ⁴)",
+    tier="seconds",
+    scale="toy: normalised ReLU branch, d = 128, 8 seeds, L and N in 1, 4, 16",
+    band={
         "1/(N√L): largest over smallest": Band(1, 1.1),
         "1/N: L = 16 over L = 1": Band(1.5, null=(0.9, 1.1)),
         "1/√(NL): N = 16 over N = 1": Band(1.5, null=(0.9, 1.1)),
     },
-    theorem3,
+    measure=theorem3,
 )
 
 LAYERS = 4  # of the stack that is looped
@@ -296,12 +296,12 @@ MODEL_AFTER_TEN = MODEL_OF + "10 AdamW steps at 1.25e-3"
 claim(
     "P1-a-model",
     "The same in a transformer: untied depth grows like √L, and 1/√L keeps it flat.",
-    "figure 2, top",
-    "slopes about 1/2 and 0",
-    "minutes",
-    MODEL_AFTER_TEN + ", L = 8 to 64, N = 1",
-    {"slope in L, ε = 1": MODEL_ROOT, "slope in L, ε = 1/√L": MODEL_FLAT},
-    untied_model_growth,
+    source="figure 2, top",
+    published="slopes about 1/2 and 0",
+    tier="minutes",
+    scale=MODEL_AFTER_TEN + ", L = 8 to 64, N = 1",
+    band={"slope in L, ε = 1": MODEL_ROOT, "slope in L, ε = 1/√L": MODEL_FLAT},
+    measure=untied_model_growth,
     note="By two standard errors the claim held; by Student's t the first interval leaves its band.",
 )
 
@@ -316,12 +316,12 @@ def tied_model_growth() -> dict[str, Measured]:
 claim(
     "P1-b-model",
     "The same in a transformer: loops grow like N, like √N with 1/√N, not with 1/N.",
-    "figure 2, bottom",
-    "slopes about 1, 1/2 and 0",
-    "minutes",
-    MODEL_AFTER_TEN + ", L = 4, N = 8 to 64",
-    dict(zip(EPS, (MODEL_LINEAR, MODEL_ROOT, MODEL_FLAT), strict=True)),
-    tied_model_growth,
+    source="figure 2, bottom",
+    published="slopes about 1, 1/2 and 0",
+    tier="minutes",
+    scale=MODEL_AFTER_TEN + ", L = 4, N = 8 to 64",
+    band=dict(zip(EPS, (MODEL_LINEAR, MODEL_ROOT, MODEL_FLAT), strict=True)),
+    measure=tied_model_growth,
 )
 
 
@@ -344,12 +344,12 @@ def tied_cosines_of_model() -> dict[str, Measured]:
 claim(
     "P1-d-model",
     "The same in a transformer: increments of unscaled loops line up, those of untied blocks do not.",
-    "cosines of increments",
-    "after 10 steps at d = 768: 0.027 to 0.995 tied, −0.037 to 0.034 untied",
-    "minutes",
-    MODEL_AFTER_TEN + ", 64 loops of 4 blocks against 64 blocks",
-    {"tied: smallest": Band(0), "tied: mean": Band(0.3, 1, null=(-0.1, 0.1)), "untied: mean": Band(-0.1, 0.1)},
-    tied_cosines_of_model,
+    source="cosines of increments",
+    published="after 10 steps at d = 768: 0.027 to 0.995 tied, −0.037 to 0.034 untied",
+    tier="minutes",
+    scale=MODEL_AFTER_TEN + ", 64 loops of 4 blocks against 64 blocks",
+    band={"tied: smallest": Band(0), "tied: mean": Band(0.3, 1, null=(-0.1, 0.1)), "untied: mean": Band(-0.1, 0.1)},
+    measure=tied_cosines_of_model,
     note="The contrast. How near to orthogonal untied blocks stay is asked by P1-d-chance.",
 )
 
@@ -368,17 +368,17 @@ def untied_cosines_of_model() -> dict[str, Measured]:
 claim(
     "P1-d-chance",
     "No two increments of untied blocks are further from orthogonal than by chance, 1/√d.",
-    "cosines of increments",
-    "after 10 steps at d = 768: −0.037 to 0.034, where 1/√d = 0.036",
-    "minutes",
-    MODEL_AFTER_TEN + ", 64 blocks; 1/√d = 0.088",
-    {
+    source="cosines of increments",
+    published="after 10 steps at d = 768: −0.037 to 0.034, where 1/√d = 0.036",
+    tier="minutes",
+    scale=MODEL_AFTER_TEN + ", 64 blocks; 1/√d = 0.088",
+    band={
         "smallest before training, over 1/√d": Band(-1.25, 0),
         "largest before training, over 1/√d": Band(0, 1.25),
         "smallest after 10 steps, over 1/√d": Band(-1.25, 0),
         "largest after 10 steps, over 1/√d": Band(0, 1.25),
     },
-    untied_cosines_of_model,
+    measure=untied_cosines_of_model,
     note="Here ten steps on one batch turn the blocks a little towards each other, the first ones most. The "
     "first bands of P1-d-model asked this too, and failed; it stands apart since, and its bands were set after a "
     "look at the untrained model.",
@@ -398,24 +398,24 @@ def model_output_change(n_layer: int, base: LoopedConfig) -> dict[str, Measured]
 claim(
     "P1-e-model",
     "The same in a transformer: one step's change grows like N, like √N with 1/√N, hardly with 1/N.",
-    "one-step output change",
-    "about N, √N, nearly flat",
-    "minutes",
-    MODEL_OF + "one AdamW step at 1.25e-3, L = 4, N = 8 to 64",
-    STEEPER,
-    partial(model_output_change, LAYERS, MODEL),
+    source="one-step output change",
+    published="about N, √N, nearly flat",
+    tier="minutes",
+    scale=MODEL_OF + "one AdamW step at 1.25e-3, L = 4, N = 8 to 64",
+    band=STEEPER,
+    measure=partial(model_output_change, LAYERS, MODEL),
     note="See P1-e-small: how close the exponents come depends on the size.",
 )
 
 claim(
     "P1-e-small",
     "The same in a smaller transformer: the change grows like N, like √N with 1/√N, hardly with 1/N.",
-    "one-step output change",
-    "about N, √N, nearly flat",
-    "seconds",
-    "Llama's block, d = 64, 3 seeds, one AdamW step at 1.25e-3, L = 2, N = 8 to 64",
-    STEEPER,
-    partial(model_output_change, 2, SMALL),
+    source="one-step output change",
+    published="about N, √N, nearly flat",
+    tier="seconds",
+    scale="Llama's block, d = 64, 3 seeds, one AdamW step at 1.25e-3, L = 2, N = 8 to 64",
+    band=STEEPER,
+    measure=partial(model_output_change, 2, SMALL),
     note="Steeper than √N with 1/√N. The order of the three rules and the flatness of 1/N are there. By two "
     "standard errors the claim was contradicted; by Student's t the interval with 1/√N reaches into its band.",
 )
@@ -435,16 +435,16 @@ claim(
     "P1-lr",
     "At λ/(N√L) one step's change is the same for every N, and for every L if the learning rate has 1/√L; "
     "without, it grows with L, at most like √L.",
-    "learning-rate proposition",
-    "at most C ηλ√L",
-    "minutes",
-    MODEL_OF + "one AdamW step at 1.25e-3, L = 4 and N = 8 to 64, or N = 2 and L = 8 to 64",
-    {
+    source="learning-rate proposition",
+    published="at most C ηλ√L",
+    tier="minutes",
+    scale=MODEL_OF + "one AdamW step at 1.25e-3, L = 4 and N = 8 to 64, or N = 2 and L = 8 to 64",
+    band={
         "slope in N": MODEL_FLAT,
         "slope in L": MODEL_FLAT,
         "slope in L, one learning rate": Band(0.15, 0.65, null=(-0.15, 0.15)),
     },
-    learning_rate_factor,
+    measure=learning_rate_factor,
     note="An upper bound, so that any growth up to √L agrees with it. A first band, from 0.35 on, overlooked that.",
 )
 
@@ -463,12 +463,12 @@ def swept_loss() -> dict[str, Measured]:
 claim(
     "P1-f",
     "At equal tuning 1/N ends at a lower loss than 1/√N.",
-    "12 layers in 8 loops",
-    "0.025 nats, the only loss difference in the text",
-    "minutes",
-    SWEPT.format(6, "L = 2"),
-    {"1/√N less 1/N at N = 8, nats": Band(0)},
-    swept_loss,
+    source="12 layers in 8 loops",
+    published="0.025 nats, the only loss difference in the text",
+    tier="minutes",
+    scale=SWEPT.format(6, "L = 2"),
+    band={"1/√N less 1/N at N = 8, nats": Band(0)},
+    measure=swept_loss,
 )
 
 
@@ -491,15 +491,15 @@ def swept_shifts(
 claim(
     "P1-g",
     "With 1/N the best learning rate is nearly the same for every N; with 1/√N it moves.",
-    "learning-rate sweeps",
-    "one optimum for N = 1, 2, 4, 8",
-    "minutes",
-    SWEPT.format(6, "L = 2"),
-    {
+    source="learning-rate sweeps",
+    published="one optimum for N = 1, 2, 4, 8",
+    tier="minutes",
+    scale=SWEPT.format(6, "L = 2"),
+    band={
         "1/N: octaves from N = 1 to 8": Band(-0.5, 0.5),
         "1/√N: octaves from N = 1 to 8, either way": Band(0.5, null=(0, 0.5)),
     },
-    partial(
+    measure=partial(
         swept_shifts,
         {
             "1/N: octaves from N = 1 to 8": ("inverse", (2, 1), (2, 8)),
@@ -517,15 +517,15 @@ SWEPT_MANY = SWEPT.format(5, "L = 1, R_0 = 1")
 claim(
     "P1-g-many",
     "With 1/N the best learning rate is nearly the same for one loop and for 32; with 1/√N it moves.",
-    "learning-rate sweeps",
-    "one optimum for N = 1, 2, 4, 8",
-    "minutes",
-    SWEPT_MANY,
-    {
+    source="learning-rate sweeps",
+    published="one optimum for N = 1, 2, 4, 8",
+    tier="minutes",
+    scale=SWEPT_MANY,
+    band={
         "1/N: octaves from N = 1 to 32": Band(-0.5, 0.5),
         "1/√N: octaves from N = 1 to 32, either way": Band(0.5, null=(0, 0.5)),
     },
-    partial(
+    measure=partial(
         swept_shifts,
         {
             "1/N: octaves from N = 1 to 32": ("inverse", (1, 1), (1, 32)),
@@ -539,15 +539,15 @@ claim(
 claim(
     "P1-g-deep",
     "With 1/N the best learning rate is nearly the same for 8 loops and for 32; unscaled it moves.",
-    "learning-rate sweeps",
-    "one optimum for N = 1, 2, 4, 8",
-    "minutes",
-    SWEPT_MANY,
-    {
+    source="learning-rate sweeps",
+    published="one optimum for N = 1, 2, 4, 8",
+    tier="minutes",
+    scale=SWEPT_MANY,
+    band={
         "1/N: octaves from N = 8 to 32": Band(-0.5, 0.5),
         "no scaling: octaves from N = 8 to 32, either way": Band(0.5, null=(0, 0.5)),
     },
-    partial(
+    measure=partial(
         swept_shifts,
         {
             "1/N: octaves from N = 8 to 32": ("inverse", (1, 8), (1, 32)),
@@ -562,12 +562,12 @@ claim(
 claim(
     "P1-h",
     "With 1/√(L/L_ref) on the learning rate one base value serves every L and N.",
-    "learning-rate sweeps",
-    "L = 12, 24, 48; at L = 48, N = 8 training diverges above 2e-3",
-    "minutes",
-    SWEPT.format(6, "l_ref = 2, N = 2"),
-    {"octaves from L = 2 to 8": Band(-0.5, 0.5)},
-    partial(swept_shifts, {"octaves from L = 2 to 8": ("factored", (2, 2), (8, 2))}),
+    source="learning-rate sweeps",
+    published="L = 12, 24, 48; at L = 48, N = 8 training diverges above 2e-3",
+    tier="minutes",
+    scale=SWEPT.format(6, "l_ref = 2, N = 2"),
+    band={"octaves from L = 2 to 8": Band(-0.5, 0.5)},
+    measure=partial(swept_shifts, {"octaves from L = 2 to 8": ("factored", (2, 2), (8, 2))}),
     note="At this scale the factor, an octave, is too much: with it the best base rate moves up by half an octave, "
     "without it down by 0.4.",
 )
@@ -575,15 +575,15 @@ claim(
 claim(
     "P1-i",
     "Trained, the increments of early and middle loops still point the same way; the last does not.",
-    "after 20,000 steps at N = 8",
-    "cosines mostly 0.3 to 0.6, the last near 0 or negative",
-    "gpu",
+    source="after 20,000 steps at N = 8",
+    published="cosines mostly 0.3 to 0.6, the last near 0 or negative",
+    tier="gpu",
 )
 
 claim(
     "P1-j",
     "After training the final norm is about equal for all N.",
-    "after 20,000 steps",
-    "equal within a group of one depth",
-    "gpu",
+    source="after 20,000 steps",
+    published="equal within a group of one depth",
+    tier="gpu",
 )
