@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from .style import QUIET, figure, in_style
 
@@ -18,7 +19,7 @@ def expert_colours(n_expert: int) -> np.ndarray:
 
 
 @in_style
-def dispatch(choice: np.ndarray, n_expert: int, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+def dispatch(choice: ArrayLike, n_expert: int, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
     """Sort and group: tokens on top, their choices below, and the same (token, choice) pairs in groups by expert.
 
     choice: (S, k), the experts of each token; names: of the tokens, 0 to S - 1 without.
@@ -67,7 +68,7 @@ def readable_on(colour: Sequence[float]) -> str:
 
 @in_style
 def pair_maps(
-    values: Mapping[str, np.ndarray], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
+    values: Mapping[str, ArrayLike], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
 ) -> list[Axes]:
     """A number between 0 and 1 for every two loops, (N, N) by name, side by side on one scale."""
     if axes is None:
@@ -92,7 +93,7 @@ def pair_maps(
 
 @in_style
 def choices_by_inputs(
-    seen: Mapping[str, np.ndarray], overlap: Mapping[str, np.ndarray], chance: float, *, ax: Axes | None = None
+    seen: Mapping[str, ArrayLike], overlap: Mapping[str, ArrayLike], chance: float, *, ax: Axes | None = None
 ) -> Axes:
     """How alike two loops choose, over how alike what they see is: a mark per pair of loops, a look per name.
 
@@ -111,7 +112,7 @@ def choices_by_inputs(
 
 def _lines_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, np.ndarray],
+    panels: Mapping[str, ArrayLike],
     kind: Sequence[int],
     *,
     kinds: str,
@@ -145,7 +146,7 @@ def _lines_over_training(
 @in_style
 def pairs_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, np.ndarray],
+    panels: Mapping[str, ArrayLike],
     chance: Mapping[str, float],
     *,
     ylabel: str = "overlap of choices",
@@ -173,7 +174,7 @@ def pairs_over_training(
 @in_style
 def loops_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, np.ndarray],
+    panels: Mapping[str, ArrayLike],
     chance: Mapping[str, float],
     *,
     ylabel: str,
@@ -192,7 +193,7 @@ def loops_over_training(
 
 @in_style
 def router_map(
-    tokens: Sequence[str], choices: np.ndarray, n_expert: int, *, title: str = "", ax: Axes | None = None
+    tokens: Sequence[str], choices: ArrayLike, n_expert: int, *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """The experts that each token meets in each loop. choices: (N, T, k); tokens: T names, from left to right.
 

@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from .style import LINE, MARKED, QUIET, figure, in_style, look
 
@@ -19,7 +20,7 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
 
 
 @in_style
-def walks(paths: Mapping[str, np.ndarray], *, ax: Axes | None = None) -> Axes:
+def walks(paths: Mapping[str, ArrayLike], *, ax: Axes | None = None) -> Axes:
     """Walks in the plane from the origin, (steps + 1, 2) each, named tied (keeps its heading) or untied (does not)."""
     ax = figure(figsize=(7, 2.8)) if ax is None else ax
     for name, path in paths.items():
@@ -38,7 +39,7 @@ def walks(paths: Mapping[str, np.ndarray], *, ax: Axes | None = None) -> Axes:
 @in_style
 def growth_curves(
     depths: Sequence[int],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, ArrayLike],
     *,
     guides: Mapping[str, float] | None = None,
     title: str = "",
@@ -81,7 +82,7 @@ def growth_curves(
 
 
 @in_style
-def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
+def gram_map(matrices: Mapping[str, ArrayLike], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
     """Cosines between increments, (visits, visits) by name, side by side on one scale from -1 to 1."""
     if axes is None:
         size = 3.4 * len(matrices) + 0.9, 3.8 if title else 3.6  # square maps are cut off below if it is less
@@ -98,7 +99,7 @@ def gram_map(matrices: Mapping[str, np.ndarray], *, title: str = "", axes: Seque
 
 @in_style
 def planes(
-    values: Mapping[str, np.ndarray],
+    values: Mapping[str, ArrayLike],
     n_layers: Sequence[int],
     n_loops: Sequence[int],
     *,
@@ -135,7 +136,7 @@ def planes(
 @in_style
 def six_panels(
     depths: Sequence[int],
-    rows: Mapping[str, Mapping[str, np.ndarray]],
+    rows: Mapping[str, Mapping[str, ArrayLike]],
     *,
     title: str = "",
     axes: np.ndarray | None = None,
@@ -201,7 +202,7 @@ def stream_by_visit(
 
 @in_style
 def norms_by_round(
-    streams: Mapping[int, Mapping[str, np.ndarray]], gradients: Mapping[int, Mapping[str, np.ndarray]]
+    streams: Mapping[int, Mapping[str, ArrayLike]], gradients: Mapping[int, Mapping[str, ArrayLike]]
 ) -> np.ndarray:
     """A column of two panels per round count R: RMS of the stream after each round, gradient of the stream before it.
 

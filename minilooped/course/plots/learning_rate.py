@@ -6,6 +6,7 @@ from itertools import cycle
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from .style import figure, in_style
 
@@ -13,7 +14,7 @@ from .style import figure, in_style
 @in_style
 def lr_curves(
     lrs: Sequence[float],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, ArrayLike],
     *,
     at: str | None = None,
     best: Mapping[str, float] | None = None,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from ...science.stats import interval
 from .style import ARM_LOOK, LINE, MARKED, OWN_LOOK, QUIET, figure, in_style, mean_and_range
@@ -13,7 +14,7 @@ from .style import ARM_LOOK, LINE, MARKED, OWN_LOOK, QUIET, figure, in_style, me
 @in_style
 def variants(
     x: Sequence[float],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, ArrayLike],
     *,
     front: str | None = None,
     title: str = "",
@@ -44,7 +45,7 @@ def variants(
 
 @in_style
 def differences(
-    rows: Mapping[str, np.ndarray],
+    rows: Mapping[str, ArrayLike],
     *,
     published: Mapping[str, float] | None = None,
     title: str = "",

@@ -6,6 +6,7 @@ from itertools import cycle
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from .style import LINE, MARKED, QUIET, figure, in_style, mean_and_range
 
@@ -42,7 +43,7 @@ def loss_by_loops(
 
 @in_style
 def loss_after_each_loop(
-    curves: Mapping[str, np.ndarray], trained: int, *, title: str = "", ax: Axes | None = None
+    curves: Mapping[str, ArrayLike], trained: int, *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """Validation loss read out after 1, 2, ... loops: a line for the mean over seeds, a band from least to most.
 
@@ -64,7 +65,7 @@ def loss_after_each_loop(
 @in_style
 def lens_table(
     said: Sequence[Sequence[str]],
-    right: np.ndarray,
+    right: ArrayLike,
     read: Sequence[str],
     wanted: Sequence[str],
     *,
@@ -127,7 +128,7 @@ def exits(
 
 @in_style
 def equal_work(
-    sizes: Sequence[str], losses: Mapping[str, np.ndarray], *, title: str = "", ax: Axes | None = None
+    sizes: Sequence[str], losses: Mapping[str, ArrayLike], *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """Loss of several models at equal work: a line for each budget, a column for each size.
 
@@ -146,7 +147,7 @@ def equal_work(
 @in_style
 def accuracy_by_hops(
     hops: Sequence[int],
-    accuracies: Mapping[str, np.ndarray],
+    accuracies: Mapping[str, ArrayLike],
     baseline: Mapping[str, Sequence[float]],
     *,
     title: str = "",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from .style import LINE, MARKED, QUIET, figure, in_style, look, mean_and_range
 
@@ -51,7 +52,7 @@ def multipliers(
 @in_style
 def values_by_rule(
     xs: Sequence[float],
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, ArrayLike],
     *,
     xlabel: str,
     ylabel: str,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from .style import LINE, MARKED, QUIET, figure, in_style, mean_and_range
 
@@ -30,7 +31,7 @@ def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None =
 
 
 @in_style
-def segment_cuts(reach: np.ndarray, *, title: str = "", ax: Axes | None = None) -> Axes:
+def segment_cuts(reach: ArrayLike, *, title: str = "", ax: Axes | None = None) -> Axes:
     """Which loops each loss reaches, (losses, loops): dark where its gradient is largest, blank where it is 0.
 
     Dashed lines are the cuts, which no gradient crosses; a dot marks the loop behind which the loss is read out.
@@ -52,7 +53,7 @@ def segment_cuts(reach: np.ndarray, *, title: str = "", ax: Axes | None = None) 
 
 @in_style
 def held_bytes(
-    n_loops: Sequence[int], curves: Mapping[str, np.ndarray], *, title: str = "", ax: Axes | None = None
+    n_loops: Sequence[int], curves: Mapping[str, ArrayLike], *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """Megabytes held for the backward pass over the loop count, a line per way of training.
 
@@ -72,7 +73,7 @@ def held_bytes(
 @in_style
 def agreement(
     x: Sequence[int],
-    cosines: Mapping[str, np.ndarray],
+    cosines: Mapping[str, ArrayLike],
     *,
     xlabel: str = "training step",
     title: str = "",
@@ -92,7 +93,7 @@ def agreement(
 
 
 @in_style
-def held_and_peak(n_loops: Sequence[int], held: Mapping[str, np.ndarray], peak: Mapping[str, np.ndarray]) -> Axes:
+def held_and_peak(n_loops: Sequence[int], held: Mapping[str, ArrayLike], peak: Mapping[str, ArrayLike]) -> Axes:
     """Bytes by way of training over the loops: what autograd holds, and beside it what the process grows by.
 
     held, peak: (repeats, loop counts) by name.

@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 STYLE = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
@@ -75,7 +76,7 @@ def figure(**options) -> Axes:
     return Figure(**options).subplots()
 
 
-def mean_and_range(ax: Axes, x: Sequence[float], values: np.ndarray, *, alpha: float, **style) -> None:
+def mean_and_range(ax: Axes, x: Sequence[float], values: ArrayLike, *, alpha: float, **style) -> None:
     """Values (seeds, points) over x: a line for the mean over seeds, a band from the least to the most."""
     values = np.asarray(values)
     ax.plot(x, values.mean(0), **style)
