@@ -104,7 +104,9 @@ def _unroll(h: Tensor, visits: Sequence[Callable[[Tensor], Tensor]], eps: float,
         u = BRANCHES[branch](h)  # (S, d)
         r = apply_weights(u)  # (S, d)
         h = h + eps * r
-        stream.append(h), inputs.append(u), increments.append(r)
+        stream.append(h)
+        inputs.append(u)
+        increments.append(r)
     return Run(torch.stack(stream, 1), torch.stack(inputs, 1), torch.stack(increments, 1), eps)
 
 

@@ -1,7 +1,7 @@
 """Exercises of chapter 10."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from .comparing import _small_model, compare, exercise, passed
 def training_flops(answer: Callable[[LoopedConfig], int]) -> None:
     """Exercise: operations to train a dense model on one token, from its config alone."""
     name = "training_flops"
-    small = LoopedConfig(vocab_size=50, block_size=16, n_layer=1, n_head=2, n_embd=24)
+    small: dict[str, Any] = dict(vocab_size=50, block_size=16, n_layer=1, n_head=2, n_embd=24)
     for changes in (
         {},
         dict(n_loop=3),
@@ -22,7 +22,7 @@ def training_flops(answer: Callable[[LoopedConfig], int]) -> None:
         dict(vocab_size=1000, block_size=7),
         dict(n_embd=64),
     ):
-        config = replace(small, **changes)
+        config = LoopedConfig(**small | changes)
         label = ", ".join(f"{key}={value}" for key, value in changes.items()) or "one block, one loop"
         if not compare(f"{name} at {label}", answer(config), LoopedGPT(config).flops_per_token(), 0):
             return
@@ -33,7 +33,8 @@ def training_flops(answer: Callable[[LoopedConfig], int]) -> None:
 def standing_bytes(answer: Callable[[int, int], int]) -> None:
     """Exercise: bytes of weights, gradients and optimizer state, when some of the weights are trained by Muon."""
     name = "standing_bytes"
-    for n_loop, optimizer in ((1, "adamw"), (3, "adamw"), (2, "muon")):
+    cases: list[tuple[int, Literal["adamw", "muon"]]] = [(1, "adamw"), (3, "adamw"), (2, "muon")]
+    for n_loop, optimizer in cases:
         model = _small_model(n_loop, seed=0, n_layer=n_loop + 1)
         chosen = model.configure_optimizer(1e-3, 0.1, optimizer=optimizer)
         model(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long))[1].backward()
@@ -41,7 +42,7 @@ def standing_bytes(answer: Callable[[int, int], int]) -> None:
         by_muon = sum(
             p.numel() for group in chosen.param_groups if group["name"].endswith("muon") for p in group["params"]
         )
-        there = [t for p in model.parameters() for t in (p, p.grad)]
+        there = [t for p in model.parameters() for t in (p, p.grad) if t is not None]
         for part in getattr(chosen, "optimizers", [chosen]):
             there += [t for state in part.state.values() for t in state.values() if isinstance(t, Tensor) and t.dim()]
         expected = sum(t.numel() * t.element_size() for t in there)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from .style import QUIET, figure, in_style
+from .style import QUIET, Style, figure, in_style
 
 
 def expert_colours(n_expert: int) -> np.ndarray:
@@ -30,7 +30,7 @@ def dispatch(choice: ArrayLike, n_expert: int, *, names: Sequence[str] | None = 
     ax = figure(figsize=(7, 3.4)) if ax is None else ax
     pairs, order = choice.ravel(), np.argsort(choice.ravel(), kind="stable")
     colours = expert_colours(n_expert)
-    box = dict(ha="center", va="center", zorder=3)
+    box: Style = dict(ha="center", va="center", zorder=3)
 
     def boxed(x: float, y: float, text: str, colour: np.ndarray | str) -> None:
         ax.text(x, y, text, bbox=dict(boxstyle="round", facecolor="white", edgecolor=colour, linewidth=2), **box)
@@ -58,9 +58,9 @@ def dispatch(choice: ArrayLike, n_expert: int, *, names: Sequence[str] | None = 
     return ax
 
 
-def readable_on(colour: Sequence[float]) -> str:
+def readable_on(colour: ArrayLike) -> str:
     """Black or white, whichever has the higher contrast on an (R, G, B[, A]) colour, as the WCAG defines contrast."""
-    channels = np.asarray(colour[:3])
+    channels = np.asarray(colour)[:3]
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = linear @ [0.2126, 0.7152, 0.0722]
     return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
@@ -88,7 +88,7 @@ def pair_maps(
     axes[0].figure.colorbar(image, ax=axes, label=label)
     if title:
         axes[0].figure.suptitle(title, fontsize=11)
-    return axes
+    return list(axes)
 
 
 @in_style
@@ -159,8 +159,9 @@ def pairs_over_training(
     """
     first, second = np.triu_indices(np.shape(next(iter(panels.values())))[-1], 1)
     lines = {name: np.asarray(values)[:, :, first, second] for name, values in panels.items()}
+    apart = (second - first).tolist()
     axes = _lines_over_training(
-        steps, lines, second - first, kinds="loops apart", chance=chance, ylabel=ylabel, title=title, axes=axes
+        steps, lines, apart, kinds="loops apart", chance=chance, ylabel=ylabel, title=title, axes=axes
     )
     for ax, _ in zip(axes.flat, panels, strict=False):
         ax.axhline(1, color="black", linestyle="--", linewidth=1.5)

@@ -94,7 +94,7 @@ def gram_map(matrices: Mapping[str, ArrayLike], *, title: str = "", axes: Sequen
     axes[0].figure.colorbar(image, ax=axes, label="cosine of $r_i$ and $r_j$")
     if title:
         axes[0].figure.suptitle(title)
-    return axes
+    return list(axes)
 
 
 @in_style
@@ -112,10 +112,10 @@ def planes(
     """
     if axes is None:
         rows = math.ceil(len(values) / 2)
-        axes = Figure(figsize=(7, 3.3 * rows)).subplots(rows, 2, squeeze=False).ravel()
-        for spare in axes[len(values) :]:
-            spare.remove()
-        axes = list(axes[: len(values)])
+        every = list(Figure(figsize=(7, 3.3 * rows)).subplots(rows, 2, squeeze=False).flat)
+        axes, spare = every[: len(values)], every[len(values) :]
+        for ax in spare:
+            ax.remove()
     for ax, (name, plane) in zip(axes, values.items(), strict=True):
         plane = np.asarray(plane)
         octaves = np.log2(np.clip(plane, 1 / 32, 32))
@@ -130,7 +130,7 @@ def planes(
         ax.grid(False)
     if title:
         axes[0].figure.suptitle(title, fontsize=11)
-    return axes
+    return list(axes)
 
 
 @in_style
@@ -178,20 +178,20 @@ def six_panels(
 
 @in_style
 def stream_by_visit(
-    stream: Sequence[float], branch: Sequence[float], start: float, *, title: str = "", ax: Axes | None = None
+    stream: ArrayLike, branch: ArrayLike, start: float, *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """RMS of the stream after 1, 2, ... visits, and of the last visit's increment, on log-log axes.
 
     start: the stream's RMS before the first visit, as a dashed line.
     """
     ax = figure() if ax is None else ax
-    visits = range(1, len(stream) + 1)
+    visits = range(1, len(np.asarray(stream)) + 1)
     ax.axhline(start, color=QUIET, linestyle="--", linewidth=1.5, label="stream at the start, $R_0$")
     ax.plot(visits, stream, color=LINE, marker="o", markersize=4, label="stream")
     ax.plot(visits, branch, color=MARKED, marker="s", markersize=4, linestyle=":", label="increment")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=10)
-    ticks = [1 << k for k in range(len(stream).bit_length())]
+    ticks = [1 << k for k in range(len(visits).bit_length())]
     ax.set(xlabel="visits so far", ylabel="RMS", title=title)
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.minorticks_off()

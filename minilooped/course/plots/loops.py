@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from .style import LINE, MARKED, QUIET, figure, in_style, mean_and_range
+from .style import LINE, MARKED, QUIET, Style, figure, in_style, mean_and_range
 
 
 @in_style
@@ -90,7 +90,7 @@ def lens_table(
     rows = enumerate(zip((wanted, *said), np.vstack((np.zeros(T), right)), strict=True))  # row 0: what comes next
     for loop, (row, shares) in rows:
         for t, (token, share) in enumerate(zip(row, shares, strict=True)):
-            style = dict(color="white" if share > 0.6 else "black", ha="center", va="center", in_layout=False)
+            style: Style = dict(color="white" if share > 0.6 else "black", ha="center", va="center", in_layout=False)
             ax.text(t, loop, visible(token), fontweight="bold" if token == wanted[t] else "normal", **style)
     if trained is not None and trained < N:
         ax.axhline(trained + 0.5, color=MARKED, linestyle="--", linewidth=1.5)

@@ -1,11 +1,11 @@
 """One look for every figure: opaque, readable, told apart without colour too."""
 
 from base64 import b64encode
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -13,7 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-STYLE = {
+Style = dict[str, Any]  # options by name, for matplotlib
+
+STYLE: Style = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
@@ -64,11 +66,11 @@ ARM_LOOK = {
     "full": ("#0e8277", "v"),
 }
 
-in_style = matplotlib.rc_context(STYLE)  # decorates every function that draws
+in_style = matplotlib.rc_context(cast(Any, STYLE))  # decorates every function that draws
 
 
 @in_style
-def figure(**options) -> Axes:
+def figure(**options: Any) -> Axes:
     """New axes in the common style; options go to `Figure`.
 
     A figure of its own, not one of pyplot's: it opens no window, and it is gone when nobody holds it.
@@ -76,7 +78,7 @@ def figure(**options) -> Axes:
     return Figure(**options).subplots()
 
 
-def mean_and_range(ax: Axes, x: Sequence[float], values: ArrayLike, *, alpha: float, **style) -> None:
+def mean_and_range(ax: Axes, x: ArrayLike, values: ArrayLike, *, alpha: float, **style) -> None:
     """Values (seeds, points) over x: a line for the mean over seeds, a band from the least to the most."""
     values = np.asarray(values)
     ax.plot(x, values.mean(0), **style)
@@ -85,7 +87,7 @@ def mean_and_range(ax: Axes, x: Sequence[float], values: ArrayLike, *, alpha: fl
 
 def save(ax: Axes, path: Path | BytesIO) -> None:
     """Write the figure as a PNG."""
-    ax.figure.savefig(path, format="png", dpi=STYLE["figure.dpi"])
+    cast(Figure, ax.figure).savefig(path, format="png", dpi=STYLE["figure.dpi"])
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def show(ax: Axes, alt: str) -> None:
     display(Picture(png.getvalue(), alt))
 
 
-def look(name: str) -> dict[str, str]:
+def look(name: str) -> Style:
     """Line options of a rule, of one that the table above does not know, or of "tied" and "untied"."""
     if name in TYING_LOOK:
         return dict(zip(("color", "marker", "linestyle"), TYING_LOOK[name], strict=True))
