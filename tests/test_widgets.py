@@ -953,11 +953,11 @@ def test_segment_cutter_shows_what_the_probes_measure(n_loop, segment, losses, s
     calls = drawn_by(monkeypatch, "segment_cuts")
     widgets.draw_segment_cutter(n_loop, segment)
     (reach,), options = calls[0]
-    config = widgets.replace(widgets.CUTTER, n_loop=n_loop, segment=segment)
+    config = dataclasses.replace(widgets.CUTTER, n_loop=n_loop, segment=segment)
     assert ((reach > 0).int().sum(1).tolist(), len(reach)) == ([len(loops) for loops in config.segments()], len(reach))
     model, tokens = probes.fresh(config, 0, (2, 33))
     held = probes.batch_bytes(model, tokens[:, :-1], tokens[:, 1:])
-    whole_model, _ = probes.fresh(widgets.replace(config, segment=None), 0, (2, 33))
+    whole_model, _ = probes.fresh(dataclasses.replace(config, segment=None), 0, (2, 33))
     whole = probes.batch_bytes(whole_model, tokens[:, :-1], tokens[:, 1:])
     assert f"{losses}; {held / 1e6:.2f} MB held, {held / whole:.0%} of ordinary backprop's" in shown[0].alt
     memory = options["ax"].figure.axes[1]
@@ -1030,7 +1030,7 @@ def test_multiplier_explorer_opens_on_its_static_twin_and_follows_its_controls(s
 
 def test_multipliers_shows_the_numbers_of_the_rules_and_of_the_toy(shown, monkeypatch):
     drawn, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda ax, path: drawn.append(ax) or save(ax, path))
+    monkeypatch.setattr(plots.style, "save", lambda ax, path: drawn.append(ax) or save(ax, path))
     for rule, p in (("deepnorm", 0.25), ("deeploop", 0.5)):
         widgets.draw_multipliers(p, K=12, R=8)
         row = RULES[rule](LoopedConfig(n_layer=12, n_loop=8))

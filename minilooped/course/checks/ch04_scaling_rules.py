@@ -8,16 +8,21 @@ from torch import Tensor
 from .comparing import compare, exercise, passed
 
 
+def _branch(c: float, a: float, b: float) -> Callable[[int, int], float]:
+    """The multiplier c N^-a L^-b."""
+
+    def branch(n_layer: int, n_loop: int) -> float:
+        return c * n_loop**-a * n_layer**-b
+
+    return branch
+
+
 @exercise
 def branch_exponents(answer: Callable[[Callable[[int, int], float]], Tensor]) -> None:
     """Exercise: a and b of a branch multiplier c N^-a L^-b."""
     name = "branch_exponents"
     for c, a, b in ((1.0, 1.0, 0.5), (0.5, 0.5, 1.0), (3.0, 0.75, 0.0)):
-
-        def branch(n_layer: int, n_loop: int, c: float = c, a: float = a, b: float = b) -> float:
-            return c * n_loop**-a * n_layer**-b
-
-        if not compare(f"{name} of {c:g} N^-{a:g} L^-{b:g}", answer(branch), torch.tensor([a, b])):
+        if not compare(f"{name} of {c:g} N^-{a:g} L^-{b:g}", answer(_branch(c, a, b)), torch.tensor([a, b])):
             return
     passed(name)
 

@@ -10,16 +10,22 @@ from ...science import toy
 from .comparing import compare, exercise, passed
 
 
+def _sublayer(W: Tensor) -> Callable[[Tensor], Tensor]:
+    """A sublayer (B, C) -> (B, C), whose matrix is (C, C)."""
+
+    def f(x: Tensor) -> Tensor:
+        return 2 * torch.tanh(x @ W)
+
+    return f
+
+
 @exercise
 def deeploop_visit(answer: Callable[[Tensor, Callable[[Tensor], Tensor], float], Tensor]) -> None:
     """Exercise: one sublayer visit with its multiplier and its two norms in place."""
     name = "deeploop_visit"
     for d, alpha in ((4, 2.0), (16, 8.0), (8, 1.0)):
-        x, W = 3 * torch.randn(5, d, dtype=torch.float64), torch.randn(d, d, dtype=torch.float64)
-
-        def f(y: Tensor, W: Tensor = W) -> Tensor:
-            return 2 * torch.tanh(y @ W)
-
+        x = 3 * torch.randn(5, d, dtype=torch.float64)
+        f = _sublayer(torch.randn(d, d, dtype=torch.float64))
         expected = toy.normalize(alpha * x + f(toy.normalize(x)))
         if not compare(f"{name} at d={d}, alpha={alpha:g}", answer(x, f, alpha), expected):
             return

@@ -1,7 +1,6 @@
 """Exercises of chapter 7."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -73,6 +72,16 @@ def overlap_by_chance(answer: Callable[[Tensor, Tensor], float]) -> None:
     passed(name)
 
 
+def _expert(matrix: Tensor, calls: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """An expert (n, C) -> (n, C), whose matrix is (C, C). It appends what it is called with to `calls`."""
+
+    def expert(x: Tensor) -> Tensor:
+        calls.append(x)
+        return torch.tanh(x @ matrix)
+
+    return expert
+
+
 @exercise
 def sort_and_group(answer: Callable[[Tensor, Tensor, Tensor, list[Callable[[Tensor], Tensor]]], Tensor]) -> None:
     """Exercise: the weighted sum of each token's experts, with no expert called twice."""
@@ -80,17 +89,12 @@ def sort_and_group(answer: Callable[[Tensor, Tensor, Tensor, list[Callable[[Tens
     for S, E, k in ((1, 2, 2), (6, 4, 2), (20, 3, 1)):
         x, weight, matrices = torch.randn(S, 5), torch.rand(S, k), torch.randn(E, 5, 5)
         choice = torch.rand(S, E).topk(k).indices
-        calls = [0] * E
-
-        def expert(rows: Tensor, e: int, matrices: Tensor = matrices, calls: list[int] = calls) -> Tensor:
-            calls[e] += 1
-            return torch.tanh(rows @ matrices[e])
-
-        given = answer(x, choice, weight, [partial(expert, e=e) for e in range(E)])
+        calls: list[list[Tensor]] = [[] for _ in range(E)]
+        given = answer(x, choice, weight, [_expert(*one) for one in zip(matrices, calls, strict=True)])
         every = torch.tanh(torch.einsum("sc,ecd->sed", x, matrices))  # (S, E, C), all experts for all tokens
         own = every.gather(1, choice[..., None].expand(-1, -1, 5))  # (S, k, C)
         if not compare(f"{name} for S={S}, E={E}, k={k}", given, (weight[..., None] * own).sum(1)):
             return
-        if max(calls) > 1:
-            raise AssertionError(f"{name}: an expert was called {max(calls)} times, and once is enough")
+        if (most := max(map(len, calls))) > 1:
+            raise AssertionError(f"{name}: an expert was called {most} times, and once is enough")
     passed(name)

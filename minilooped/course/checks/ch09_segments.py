@@ -21,6 +21,16 @@ def loops_reached(answer: Callable[[int, int], Tensor]) -> None:
     passed(name)
 
 
+def _law(base: int, per_loop: int, asked: list[int]) -> Callable[[int], int]:
+    """Bytes held over the loops. The function appends what it is asked for to `asked`."""
+
+    def held(n: int) -> int:
+        asked.append(n)
+        return base + per_loop * n
+
+    return held
+
+
 @exercise
 def longest_segment(answer: Callable[[Callable[[int], int], int, int], int]) -> None:
     """Exercise: the longest segment that fits into a memory, from two measurements of an affine law."""
@@ -33,18 +43,22 @@ def longest_segment(answer: Callable[[Callable[[int], int], int, int], int]) -> 
         (9, 8, 5, 0),
     ):
         asked: list[int] = []
-
-        def held(n: int, base: int = base, per_loop: int = per_loop, asked: list[int] = asked) -> int:
-            asked.append(n)
-            return base + per_loop * n
-
         memory = base + per_loop * loops + (per_loop - 1 if loops < n_loop else 50 * per_loop)
         where = f"{name} for {n_loop} loops, {base} + {per_loop} n bytes, a memory of {memory}"
-        if not compare(where, answer(held, n_loop, memory), loops, 0):
+        if not compare(where, answer(_law(base, per_loop, asked), n_loop, memory), loops, 0):
             return
         if len(asked) > 2:
             raise AssertionError(f"{where}: {len(asked)} measurements, and two are enough")
     passed(name)
+
+
+def _step(W: Tensor) -> Callable[[Tensor], Tensor]:
+    """One visit, (d,) -> (d,), whose matrix is (d, d)."""
+
+    def step(h: Tensor) -> Tensor:
+        return torch.tanh(W @ h)
+
+    return step
 
 
 @exercise
@@ -59,11 +73,7 @@ def last_k_visits(answer: Callable[[Callable[[Tensor], Tensor], Tensor, int, int
         for copy in copies:
             h = torch.tanh(copy @ h)
         each = torch.autograd.grad(h.sum(), copies)
-
-        def visit(h: Tensor, shared: Tensor = shared) -> Tensor:
-            return torch.tanh(shared @ h)
-
-        found = answer(visit, start, n_loop, K)
+        found = answer(_step(shared), start, n_loop, K)
         where = f"{name} of {n_loop} loops, K={K}"
         if not compare(where, found.detach() if isinstance(found, Tensor) else found, h.detach()):
             return

@@ -1,8 +1,7 @@
 """Exercises of chapter 10."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from .comparing import _small_model, compare, exercise, passed
 def training_flops(answer: Callable[[LoopedConfig], int]) -> None:
     """Exercise: operations to train a dense model on one token, from its config alone."""
     name = "training_flops"
-    small = LoopedConfig(vocab_size=50, block_size=16, n_layer=1, n_head=2, n_embd=24)
+    small: dict[str, Any] = dict(vocab_size=50, block_size=16, n_layer=1, n_head=2, n_embd=24)
     for changes in (
         {},
         dict(n_loop=3),
@@ -23,7 +22,7 @@ def training_flops(answer: Callable[[LoopedConfig], int]) -> None:
         dict(vocab_size=1000, block_size=7),
         dict(n_embd=64),
     ):
-        config = replace(small, **cast(dict[str, Any], changes))
+        config = LoopedConfig(**small | changes)
         label = ", ".join(f"{key}={value}" for key, value in changes.items()) or "one block, one loop"
         if not compare(f"{name} at {label}", answer(config), LoopedGPT(config).flops_per_token(), 0):
             return
@@ -34,7 +33,7 @@ def training_flops(answer: Callable[[LoopedConfig], int]) -> None:
 def standing_bytes(answer: Callable[[int, int], int]) -> None:
     """Exercise: bytes of weights, gradients and optimizer state, when some of the weights are trained by Muon."""
     name = "standing_bytes"
-    cases: tuple[tuple[int, Literal["adamw", "muon"]], ...] = ((1, "adamw"), (3, "adamw"), (2, "muon"))
+    cases: list[tuple[int, Literal["adamw", "muon"]]] = [(1, "adamw"), (3, "adamw"), (2, "muon")]
     for n_loop, optimizer in cases:
         model = _small_model(n_loop, seed=0, n_layer=n_loop + 1)
         chosen = model.configure_optimizer(1e-3, 0.1, optimizer=optimizer)

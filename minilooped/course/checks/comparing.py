@@ -30,6 +30,7 @@ def compare(name: str, answer: Any, expected: Any, tolerance: float = 1e-5) -> b
         got, wanted = getattr(answer, what), getattr(expected, what)
         if got != wanted:
             raise AssertionError(f"{name}: expected {what} {wanted}, got {got}")
+    answer = answer.cpu()  # a reader with a GPU may have computed it there
     close = torch.isclose(answer, expected, rtol=tolerance, atol=tolerance)
     if not close.all():
         furthest = (answer.double() - expected.double()).abs().max().item()  # of booleans too

@@ -3,23 +3,23 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
-from .style import QUIET, Array, figure, in_style
+from .style import QUIET, Style, figure, in_style
 
 
-def expert_colours(n_expert: int) -> Array:
+def expert_colours(n_expert: int) -> np.ndarray:
     """A colour per expert, (E, 4)."""
     return matplotlib.colormaps["tab10" if n_expert <= 10 else "nipy_spectral"](np.linspace(0, 1, n_expert))
 
 
 @in_style
-def dispatch(choice: Array, n_expert: int, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+def dispatch(choice: ArrayLike, n_expert: int, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
     """Sort and group: tokens on top, their choices below, and the same (token, choice) pairs in groups by expert.
 
     choice: (S, k), the experts of each token; names: of the tokens, 0 to S - 1 without.
@@ -30,9 +30,9 @@ def dispatch(choice: Array, n_expert: int, *, names: Sequence[str] | None = None
     ax = figure(figsize=(7, 3.4)) if ax is None else ax
     pairs, order = choice.ravel(), np.argsort(choice.ravel(), kind="stable")
     colours = expert_colours(n_expert)
-    box: dict[str, Any] = dict(ha="center", va="center", zorder=3)
+    box: Style = dict(ha="center", va="center", zorder=3)
 
-    def boxed(x: float, y: float, text: str, colour: Array | str) -> None:
+    def boxed(x: float, y: float, text: str, colour: np.ndarray | str) -> None:
         ax.text(x, y, text, bbox=dict(boxstyle="round", facecolor="white", edgecolor=colour, linewidth=2), **box)
 
     for token, name in enumerate(names):
@@ -58,9 +58,9 @@ def dispatch(choice: Array, n_expert: int, *, names: Sequence[str] | None = None
     return ax
 
 
-def readable_on(colour: Array) -> str:
+def readable_on(colour: ArrayLike) -> str:
     """Black or white, whichever has the higher contrast on an (R, G, B[, A]) colour, as the WCAG defines contrast."""
-    channels = np.asarray(colour[:3])
+    channels = np.asarray(colour)[:3]
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = linear @ [0.2126, 0.7152, 0.0722]
     return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
@@ -68,7 +68,7 @@ def readable_on(colour: Array) -> str:
 
 @in_style
 def pair_maps(
-    values: Mapping[str, Array], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
+    values: Mapping[str, ArrayLike], *, label: str, title: str = "", axes: Sequence[Axes] | None = None
 ) -> list[Axes]:
     """A number between 0 and 1 for every two loops, (N, N) by name, side by side on one scale."""
     if axes is None:
@@ -93,7 +93,7 @@ def pair_maps(
 
 @in_style
 def choices_by_inputs(
-    seen: Mapping[str, Array], overlap: Mapping[str, Array], chance: float, *, ax: Axes | None = None
+    seen: Mapping[str, ArrayLike], overlap: Mapping[str, ArrayLike], chance: float, *, ax: Axes | None = None
 ) -> Axes:
     """How alike two loops choose, over how alike what they see is: a mark per pair of loops, a look per name.
 
@@ -112,15 +112,15 @@ def choices_by_inputs(
 
 def _lines_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, Array],
-    kind: Array,
+    panels: Mapping[str, ArrayLike],
+    kind: Sequence[int],
     *,
     kinds: str,
     chance: Mapping[str, float],
     ylabel: str,
     title: str,
-    axes: Array | None,
-) -> Array:
+    axes: np.ndarray | None,
+) -> np.ndarray:
     """Lines (R, steps, K) by name, up to three panels in a row; line K has the colour of its kind, 1 and up."""
     if axes is None:
         rows, columns = math.ceil(len(panels) / 3), min(3, len(panels))
@@ -140,27 +140,28 @@ def _lines_over_training(
     axes.flat[0].figure.colorbar(scale, ax=axes, label=kinds, ticks=range(1, max(kind) + 1))
     if title:
         axes.flat[0].figure.suptitle(title, fontsize=11)
-    return list(axes)
+    return axes
 
 
 @in_style
 def pairs_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, Array],
+    panels: Mapping[str, ArrayLike],
     chance: Mapping[str, float],
     *,
     ylabel: str = "overlap of choices",
     title: str = "",
-    axes: Array | None = None,
-) -> Array:
+    axes: np.ndarray | None = None,
+) -> np.ndarray:
     """A line over the training steps for every two loops, up to three panels in a row; the more apart, the brighter.
 
     panels: (R, steps, N, N) by name, R of seeds and layers. chance: its level, by the same names; the ceiling is 1.
     """
     first, second = np.triu_indices(np.shape(next(iter(panels.values())))[-1], 1)
     lines = {name: np.asarray(values)[:, :, first, second] for name, values in panels.items()}
+    apart = (second - first).tolist()
     axes = _lines_over_training(
-        steps, lines, second - first, kinds="loops apart", chance=chance, ylabel=ylabel, title=title, axes=axes
+        steps, lines, apart, kinds="loops apart", chance=chance, ylabel=ylabel, title=title, axes=axes
     )
     for ax, _ in zip(axes.flat, panels, strict=False):
         ax.axhline(1, color="black", linestyle="--", linewidth=1.5)
@@ -174,13 +175,13 @@ def pairs_over_training(
 @in_style
 def loops_over_training(
     steps: Sequence[int],
-    panels: Mapping[str, Array],
+    panels: Mapping[str, ArrayLike],
     chance: Mapping[str, float],
     *,
     ylabel: str,
     title: str = "",
-    axes: Array | None = None,
-) -> Array:
+    axes: np.ndarray | None = None,
+) -> np.ndarray:
     """A line over the training steps for every loop, up to three panels in a row; later loops are brighter.
 
     panels: (R, steps, N) by name, R of seeds and layers. chance: a dotted level, by the same names.
@@ -193,7 +194,7 @@ def loops_over_training(
 
 @in_style
 def router_map(
-    tokens: Sequence[str], choices: Array, n_expert: int, *, title: str = "", ax: Axes | None = None
+    tokens: Sequence[str], choices: ArrayLike, n_expert: int, *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """The experts that each token meets in each loop. choices: (N, T, k); tokens: T names, from left to right.
 

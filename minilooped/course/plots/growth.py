@@ -7,8 +7,9 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
-from .style import LINE, MARKED, QUIET, Array, figure, in_style, look
+from .style import LINE, MARKED, QUIET, figure, in_style, look
 
 
 def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
@@ -19,7 +20,7 @@ def norm_growth(n_loops: Sequence[int], rms: Mapping[str, Sequence[float]], *, a
 
 
 @in_style
-def walks(paths: Mapping[str, Array], *, ax: Axes | None = None) -> Axes:
+def walks(paths: Mapping[str, ArrayLike], *, ax: Axes | None = None) -> Axes:
     """Walks in the plane from the origin, (steps + 1, 2) each, named tied (keeps its heading) or untied (does not)."""
     ax = figure(figsize=(7, 2.8)) if ax is None else ax
     for name, path in paths.items():
@@ -38,7 +39,7 @@ def walks(paths: Mapping[str, Array], *, ax: Axes | None = None) -> Axes:
 @in_style
 def growth_curves(
     depths: Sequence[int],
-    curves: Mapping[str, Array],
+    curves: Mapping[str, ArrayLike],
     *,
     guides: Mapping[str, float] | None = None,
     title: str = "",
@@ -81,7 +82,7 @@ def growth_curves(
 
 
 @in_style
-def gram_map(matrices: Mapping[str, Array], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
+def gram_map(matrices: Mapping[str, ArrayLike], *, title: str = "", axes: Sequence[Axes] | None = None) -> list[Axes]:
     """Cosines between increments, (visits, visits) by name, side by side on one scale from -1 to 1."""
     if axes is None:
         size = 3.4 * len(matrices) + 0.9, 3.8 if title else 3.6  # square maps are cut off below if it is less
@@ -98,7 +99,7 @@ def gram_map(matrices: Mapping[str, Array], *, title: str = "", axes: Sequence[A
 
 @in_style
 def planes(
-    values: Mapping[str, Array],
+    values: Mapping[str, ArrayLike],
     n_layers: Sequence[int],
     n_loops: Sequence[int],
     *,
@@ -111,10 +112,10 @@ def planes(
     """
     if axes is None:
         rows = math.ceil(len(values) / 2)
-        places = list(Figure(figsize=(7, 3.3 * rows)).subplots(rows, 2, squeeze=False).ravel())
-        for spare in places[len(values) :]:
-            spare.remove()
-        axes = places[: len(values)]
+        every = list(Figure(figsize=(7, 3.3 * rows)).subplots(rows, 2, squeeze=False).flat)
+        axes, spare = every[: len(values)], every[len(values) :]
+        for ax in spare:
+            ax.remove()
     for ax, (name, plane) in zip(axes, values.items(), strict=True):
         plane = np.asarray(plane)
         octaves = np.log2(np.clip(plane, 1 / 32, 32))
@@ -134,8 +135,12 @@ def planes(
 
 @in_style
 def six_panels(
-    depths: Sequence[int], rows: Mapping[str, Mapping[str, Array]], *, title: str = "", axes: Array | None = None
-) -> Array:
+    depths: Sequence[int],
+    rows: Mapping[str, Mapping[str, ArrayLike]],
+    *,
+    title: str = "",
+    axes: np.ndarray | None = None,
+) -> np.ndarray:
     """Growth with depth in the first training steps: a row of panels each for "untied" and "tied", on one scale.
 
     rows: (seeds, depths, steps + 1) by rule. A line per training step, dark to bright, geometric mean over seeds; the
@@ -173,20 +178,20 @@ def six_panels(
 
 @in_style
 def stream_by_visit(
-    stream: Sequence[float], branch: Sequence[float], start: float, *, title: str = "", ax: Axes | None = None
+    stream: ArrayLike, branch: ArrayLike, start: float, *, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """RMS of the stream after 1, 2, ... visits, and of the last visit's increment, on log-log axes.
 
     start: the stream's RMS before the first visit, as a dashed line.
     """
     ax = figure() if ax is None else ax
-    visits = range(1, len(stream) + 1)
+    visits = range(1, len(np.asarray(stream)) + 1)
     ax.axhline(start, color=QUIET, linestyle="--", linewidth=1.5, label="stream at the start, $R_0$")
     ax.plot(visits, stream, color=LINE, marker="o", markersize=4, label="stream")
     ax.plot(visits, branch, color=MARKED, marker="s", markersize=4, linestyle=":", label="increment")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=10)
-    ticks = [1 << k for k in range(len(stream).bit_length())]
+    ticks = [1 << k for k in range(len(visits).bit_length())]
     ax.set(xlabel="visits so far", ylabel="RMS", title=title)
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.minorticks_off()
@@ -196,7 +201,9 @@ def stream_by_visit(
 
 
 @in_style
-def norms_by_round(streams: Mapping[int, Mapping[str, Array]], gradients: Mapping[int, Mapping[str, Array]]) -> Array:
+def norms_by_round(
+    streams: Mapping[int, Mapping[str, ArrayLike]], gradients: Mapping[int, Mapping[str, ArrayLike]]
+) -> np.ndarray:
     """A column of two panels per round count R: RMS of the stream after each round, gradient of the stream before it.
 
     Both hold (seeds, R) by R and rule: a line for the geometric mean over seeds, a band from the least to the most.

@@ -6,14 +6,15 @@ from itertools import cycle
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
-from .style import Array, figure, in_style
+from .style import figure, in_style
 
 
 @in_style
 def lr_curves(
     lrs: Sequence[float],
-    curves: Mapping[str, Array],
+    curves: Mapping[str, ArrayLike],
     *,
     at: str | None = None,
     best: Mapping[str, float] | None = None,

@@ -1,20 +1,20 @@
 """Variants of one model beside each other."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from ...science.stats import interval
-from .style import ARM_LOOK, LINE, MARKED, OWN_LOOK, QUIET, Array, figure, in_style, mean_and_range
+from .style import ARM_LOOK, LINE, MARKED, OWN_LOOK, QUIET, Style, figure, in_style, mean_and_range
 
 
 @in_style
 def variants(
     x: Sequence[float],
-    curves: Mapping[str, Array],
+    curves: Mapping[str, ArrayLike],
     *,
     front: str | None = None,
     title: str = "",
@@ -45,7 +45,7 @@ def variants(
 
 @in_style
 def differences(
-    rows: Mapping[str, Array],
+    rows: Mapping[str, ArrayLike],
     *,
     published: Mapping[str, float] | None = None,
     title: str = "",
@@ -59,18 +59,17 @@ def differences(
     ax = figure(figsize=(8, 0.9 + 0.42 * len(rows))) if ax is None else ax
     ax.axvline(0, color=QUIET, linestyle="--", linewidth=1.5, zorder=1)
     for y, (name, values) in enumerate(rows.items()):
+        values = np.asarray(values)
         mean, half = interval(torch.as_tensor(values))
-        own: dict[str, Any] = dict(
-            color=LINE, marker="D", capsize=4, label="mean, 95 % (Student's t)" if y == 0 else None
-        )
+        own: Style = dict(color=LINE, marker="D", capsize=4, label="mean, 95 % (Student's t)" if y == 0 else None)
         ax.errorbar(mean, y, xerr=half, linestyle="none", zorder=3, **own)
-        seeds: dict[str, Any] = dict(
+        seeds: Style = dict(
             color=MARKED, marker="o", markersize=5, linestyle="none", label="a seed" if y == 0 else None
         )
         ax.plot(values, np.full(len(values), y + 0.25), **seeds)
         if published and name in published:
             first = name == next(iter(published))
-            star: dict[str, Any] = dict(color="black", marker="*", markersize=13, linestyle="none")
+            star: Style = dict(color="black", marker="*", markersize=13, linestyle="none")
             ax.plot(published[name], y, **star, label="published, nats per token" if first else None)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set(xlabel=xlabel, ylim=(len(rows) - 0.4, -0.6))

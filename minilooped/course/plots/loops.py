@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
-from .style import LINE, MARKED, QUIET, Array, figure, in_style, mean_and_range
+from .style import LINE, MARKED, QUIET, Style, figure, in_style, mean_and_range
 
 
 @in_style
@@ -42,7 +42,9 @@ def loss_by_loops(
 
 
 @in_style
-def loss_after_each_loop(curves: Mapping[str, Array], trained: int, *, title: str = "", ax: Axes | None = None) -> Axes:
+def loss_after_each_loop(
+    curves: Mapping[str, ArrayLike], trained: int, *, title: str = "", ax: Axes | None = None
+) -> Axes:
     """Validation loss read out after 1, 2, ... loops: a line for the mean over seeds, a band from least to most.
 
     curves: (seeds, loops) by name. trained: the loop count of training, as a dashed line.
@@ -63,7 +65,7 @@ def loss_after_each_loop(curves: Mapping[str, Array], trained: int, *, title: st
 @in_style
 def lens_table(
     said: Sequence[Sequence[str]],
-    right: Array,
+    right: ArrayLike,
     read: Sequence[str],
     wanted: Sequence[str],
     *,
@@ -88,9 +90,7 @@ def lens_table(
     rows = enumerate(zip((wanted, *said), np.vstack((np.zeros(T), right)), strict=True))  # row 0: what comes next
     for loop, (row, shares) in rows:
         for t, (token, share) in enumerate(zip(row, shares, strict=True)):
-            style: dict[str, Any] = dict(
-                color="white" if share > 0.6 else "black", ha="center", va="center", in_layout=False
-            )
+            style: Style = dict(color="white" if share > 0.6 else "black", ha="center", va="center", in_layout=False)
             ax.text(t, loop, visible(token), fontweight="bold" if token == wanted[t] else "normal", **style)
     if trained is not None and trained < N:
         ax.axhline(trained + 0.5, color=MARKED, linestyle="--", linewidth=1.5)
@@ -127,7 +127,9 @@ def exits(
 
 
 @in_style
-def equal_work(sizes: Sequence[str], losses: Mapping[str, Array], *, title: str = "", ax: Axes | None = None) -> Axes:
+def equal_work(
+    sizes: Sequence[str], losses: Mapping[str, ArrayLike], *, title: str = "", ax: Axes | None = None
+) -> Axes:
     """Loss of several models at equal work: a line for each budget, a column for each size.
 
     losses: (seeds, sizes) by budget, from the smallest to the largest; bands from the least seed to the most.
@@ -145,7 +147,7 @@ def equal_work(sizes: Sequence[str], losses: Mapping[str, Array], *, title: str 
 @in_style
 def accuracy_by_hops(
     hops: Sequence[int],
-    accuracies: Mapping[str, Array],
+    accuracies: Mapping[str, ArrayLike],
     baseline: Mapping[str, Sequence[float]],
     *,
     title: str = "",

@@ -1,13 +1,12 @@
 """What training takes, and how it goes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import LINE, MARKED, QUIET, figure, in_style, mean_and_range
+from .style import LINE, MARKED, QUIET, Style, figure, in_style, mean_and_range
 
 
 @in_style
@@ -28,7 +27,7 @@ def costs(
     for (name, values), (colour, marker, line) in zip(ratios.items(), looks, strict=False):
         ax.plot(n_loops, values, color=colour, marker=marker, linestyle=line, label=name)
         if at is not None:
-            ring: dict[str, Any] = dict(marker="o", markersize=15, markerfacecolor="none", markeredgewidth=1.5)
+            ring: Style = dict(marker="o", markersize=15, markerfacecolor="none", markeredgewidth=1.5)
             ax.plot([at], [values[list(n_loops).index(at)]], color=QUIET, linestyle="none", **ring)
     ax.set(xlabel="loops N", ylabel="times 1 block, 1 loop", xticks=list(n_loops), title=title)
     ax.legend(loc="upper left")
@@ -96,10 +95,10 @@ def run_log(
     """
     if axes is None:
         axes = list(Figure(figsize=(10, 3.2)).subplots(1, 3))
-    steps = [row["step"] for row in history]
+    steps = np.array([row["step"] for row in history], dtype=float)
     panels = (("loss", "loss, nats"), ("grad_norm", "gradient norm"), ("lr", "learning rate"))
     for ax, (name, label) in zip(axes, panels, strict=True):
-        ax.plot(np.asarray(steps), np.asarray([row[name] for row in history]), color=LINE, linewidth=1.5)
+        ax.plot(steps, np.array([row[name] for row in history], dtype=float), color=LINE, linewidth=1.5)
         ax.set(xlabel="step", ylabel=label)
         if stopped is not None:
             ax.axvline(stopped, color=MARKED, linestyle="--", linewidth=1.5)

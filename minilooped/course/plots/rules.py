@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
-from .style import LINE, MARKED, QUIET, Array, figure, in_style, look, mean_and_range
+from .style import LINE, MARKED, QUIET, figure, in_style, look, mean_and_range
 
 
 @in_style
@@ -50,7 +51,7 @@ def multipliers(
 @in_style
 def values_by_rule(
     xs: Sequence[float],
-    curves: Mapping[str, Array],
+    curves: Mapping[str, ArrayLike],
     *,
     xlabel: str,
     ylabel: str,

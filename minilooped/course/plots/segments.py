@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
-from .style import LINE, MARKED, QUIET, Array, figure, in_style, mean_and_range
+from .style import LINE, MARKED, QUIET, figure, in_style, mean_and_range
 
 
 @in_style
@@ -30,7 +31,7 @@ def gradient_by_visit(norms: Sequence[float], total: float, *, ax: Axes | None =
 
 
 @in_style
-def segment_cuts(reach: Array, *, title: str = "", ax: Axes | None = None) -> Axes:
+def segment_cuts(reach: ArrayLike, *, title: str = "", ax: Axes | None = None) -> Axes:
     """Which loops each loss reaches, (losses, loops): dark where its gradient is largest, blank where it is 0.
 
     Dashed lines are the cuts, which no gradient crosses; a dot marks the loop behind which the loss is read out.
@@ -51,7 +52,9 @@ def segment_cuts(reach: Array, *, title: str = "", ax: Axes | None = None) -> Ax
 
 
 @in_style
-def held_bytes(n_loops: Sequence[int], curves: Mapping[str, Array], *, title: str = "", ax: Axes | None = None) -> Axes:
+def held_bytes(
+    n_loops: Sequence[int], curves: Mapping[str, ArrayLike], *, title: str = "", ax: Axes | None = None
+) -> Axes:
     """Megabytes held for the backward pass over the loop count, a line per way of training.
 
     curves: by name a value for each loop count, or several, (repeats, loop counts): mean, and least to most.
@@ -70,7 +73,7 @@ def held_bytes(n_loops: Sequence[int], curves: Mapping[str, Array], *, title: st
 @in_style
 def agreement(
     x: Sequence[int],
-    cosines: Mapping[str, Array],
+    cosines: Mapping[str, ArrayLike],
     *,
     xlabel: str = "training step",
     title: str = "",
@@ -90,7 +93,7 @@ def agreement(
 
 
 @in_style
-def held_and_peak(n_loops: Sequence[int], held: Mapping[str, Array], peak: Mapping[str, Array]) -> Axes:
+def held_and_peak(n_loops: Sequence[int], held: Mapping[str, ArrayLike], peak: Mapping[str, ArrayLike]) -> Axes:
     """Bytes by way of training over the loops: what autograd holds, and beside it what the process grows by.
 
     held, peak: (repeats, loop counts) by name.

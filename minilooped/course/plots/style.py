@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
-Array = Any  # numbers that NumPy takes as an array: its own, nested lists, a tensor on the CPU
+Style = dict[str, Any]  # options by name, for matplotlib
 
-STYLE: dict[Any, Any] = {
+STYLE: Style = {
     "figure.facecolor": "white",  # transparent figures vanish on a dark page
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
@@ -65,11 +66,11 @@ ARM_LOOK = {
     "full": ("#0e8277", "v"),
 }
 
-in_style: Any = matplotlib.rc_context(STYLE)  # decorates every function that draws
+in_style = matplotlib.rc_context(cast(Any, STYLE))  # decorates every function that draws
 
 
 @in_style
-def figure(**options) -> Axes:
+def figure(**options: Any) -> Axes:
     """New axes in the common style; options go to `Figure`.
 
     A figure of its own, not one of pyplot's: it opens no window, and it is gone when nobody holds it.
@@ -77,7 +78,7 @@ def figure(**options) -> Axes:
     return Figure(**options).subplots()
 
 
-def mean_and_range(ax: Axes, x: Array, values: Array, *, alpha: float, **style) -> None:
+def mean_and_range(ax: Axes, x: ArrayLike, values: ArrayLike, *, alpha: float, **style) -> None:
     """Values (seeds, points) over x: a line for the mean over seeds, a band from the least to the most."""
     values = np.asarray(values)
     ax.plot(x, values.mean(0), **style)
@@ -86,8 +87,7 @@ def mean_and_range(ax: Axes, x: Array, values: Array, *, alpha: float, **style) 
 
 def save(ax: Axes, path: Path | BytesIO) -> None:
     """Write the figure as a PNG."""
-    assert isinstance(ax.figure, Figure)
-    ax.figure.savefig(path, format="png", dpi=STYLE["figure.dpi"])
+    cast(Figure, ax.figure).savefig(path, format="png", dpi=STYLE["figure.dpi"])
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def show(ax: Axes, alt: str) -> None:
     display(Picture(png.getvalue(), alt))
 
 
-def look(name: str) -> dict[str, Any]:
+def look(name: str) -> Style:
     """Line options of a rule, of one that the table above does not know, or of "tied" and "untied"."""
     if name in TYING_LOOK:
         return dict(zip(("color", "marker", "linestyle"), TYING_LOOK[name], strict=True))

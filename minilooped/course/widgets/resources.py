@@ -52,7 +52,7 @@ def cost_explorer(costs: Sequence[Cost]) -> ipywidgets.VBox:
 
 
 # What the planner offers besides the number of loops. benchmarks/memory.py counts the memory of every combination.
-PLANNED = dict(
+PLANNED: dict[str, tuple] = dict(
     preset=("gpt2-small", "gpt2-small-4x3"),
     batch_size=(1, 2, 4, 8, 16),
     recompute_loops=(False, True),

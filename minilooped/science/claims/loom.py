@@ -120,7 +120,7 @@ LOOM = ablation.assembled(ablation.PARTS, replace(NAIVE, n_layer=2, n_loop=9, ti
 def routers_at_init() -> dict[str, Measured]:
     """What the routers of all loops make of the same tokens."""
     model, idx = probes.fresh(LOOM, 0, (2, LOOM.block_size))
-    router = probes.routers(model)[0]
+    router = probes.routers_of(model)[0]
     with torch.no_grad():
         tokens = model.embed(idx).flatten(0, 1)  # (B * T, C)
         visits = [router(tokens, loop) for loop in range(LOOM.n_loop)]
@@ -184,7 +184,7 @@ claim(
 def cuts() -> dict[str, Measured]:
     """What a cut lets through: the gradient of the second loss on the routers of the first three loops."""
     model, idx, targets = loom_batch(segment=3)
-    weights = [router.weight for router in probes.routers(model)]
+    weights = [router.weight for router in probes.routers_of(model)]
     found = []  # for each loss, (L, N, E, C)
     for loss in model.segment_losses(idx, targets):
         found.append(torch.stack([gradient.abs() for gradient in torch.autograd.grad(loss, weights)]))

@@ -39,7 +39,7 @@ from .resources import resident as resident
 from .resources import saved_bytes as saved_bytes
 from .resources import step_memory as step_memory
 from .running import fresh as fresh
-from .running import routers as routers
+from .running import routers_of as routers_of
 from .running import watched as watched
 from .segments import MODEL_PARTS as MODEL_PARTS
 from .segments import Direction as Direction

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...model import LoopedGPT, Routing, at_least_float32
 from ...train import evaluate
-from .running import beside, routers, watched
+from .running import beside, routers_of, watched
 
 
 def routing(model: LoopedGPT, idx: Tensor, n_loop: int | None = None) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def routing_and_inputs(model: LoopedGPT, idx: Tensor, n_loop: int | None = None)
         seen.append(at_least_float32(inputs[0]))
 
     (idx,) = beside(model, idx)
-    with watched(model, routers(model), record):
+    with watched(model, routers_of(model), record):
         model(idx, n_loop=n_loop)
     choices = torch.stack([visit.choice for visit in visits])  # (N * L, B * T, k)
     loads = torch.stack([visit.load for visit in visits])  # (N * L, E)
@@ -181,7 +181,7 @@ def swapped_routers(model: LoopedGPT, batches: Sequence[tuple[Tensor, Tensor]]) 
     if not model.config.n_expert or model.config.router != "per_loop":
         raise ValueError("swapping routers needs a router per loop: set router='per_loop'")
     n_loop, generator = model.config.n_loop, torch.Generator().manual_seed(0)
-    weights = [router.weight for router in routers(model)]  # (N, E, C) each
+    weights = [router.weight for router in routers_of(model)]  # (N, E, C) each
     before = [weight.detach().clone() for weight in weights]
     own = evaluate(model, batches)
     losses = torch.full((n_loop, n_loop + 1), own, dtype=torch.float64)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...model import MLP, LoopedGPT
-from .running import beside, watched
+from .running import beside, blocks_of, watched
 
 
 def visit_gradients(model: LoopedGPT, idx: Tensor, scalars: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -16,10 +16,11 @@ def visit_gradients(model: LoopedGPT, idx: Tensor, scalars: Callable[[Tensor], T
     in turn. P counts the entries of the sublayer's two matrices, as one long vector; biases and norms are left out. The
     sum over the N visits is the gradient of the shared matrices. Raises ValueError for a model with experts.
     """
-    if model.config.n_expert:
-        raise ValueError("visit_gradients needs a dense model: set n_expert to 0")
-    dense = [(b.attn, b.mlp) for b in model.blocks if isinstance(b.mlp, MLP)]
-    sublayers = [pair for attn, mlp in dense for pair in ((attn.qkv, attn.proj), (mlp.w_in, mlp.w_out))]
+    sublayers: list[tuple[nn.Linear, nn.Linear]] = []
+    for block in blocks_of(model):
+        if not isinstance(block.mlp, MLP):
+            raise ValueError("visit_gradients needs a dense model: set n_expert to 0")
+        sublayers += [(block.attn.qkv, block.attn.proj), (block.mlp.w_in, block.mlp.w_out)]
     heard: dict[nn.Module, list[Tensor]] = {matrix: [] for pair in sublayers for matrix in pair}
     said: dict[nn.Module, list[Tensor]] = {matrix: [] for matrix in heard}  # N of each: (B, T, I) and (B, T, O)
 

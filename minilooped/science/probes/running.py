@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ...model import LoopedConfig, LoopedGPT, MoE, Router, evaluating
+from ...model import Block, LoopedConfig, LoopedGPT, MoE, Router, evaluating
 
 
 def fresh(config: LoopedConfig, seed: int, shape: tuple[int, int]) -> tuple[LoopedGPT, Tensor]:
@@ -21,18 +22,22 @@ def beside(model: LoopedGPT, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(model.wte.weight.device) for tensor in tensors)
 
 
-def routers(model: LoopedGPT) -> list[Router]:
-    """The routers of a model with experts, one per layer. ``ValueError`` for a dense model."""
-    experts = [block.mlp for block in model.blocks if isinstance(block.mlp, MoE)]
-    if not experts:
-        raise ValueError("this looks at routers, and a dense model has none: set n_expert > 0")
-    return [moe.router for moe in experts]
+def blocks_of(model: LoopedGPT) -> list[Block]:
+    """The L blocks."""
+    return [cast(Block, block) for block in model.blocks]
+
+
+def routers_of(model: LoopedGPT) -> list[Router]:
+    """The routers of the blocks, L of them. A dense model has none."""
+    return [block.mlp.router for block in blocks_of(model) if isinstance(block.mlp, MoE)]
+
+
+def no_hook(module: nn.Module, inputs: tuple, outputs: object) -> None:
+    """Looks at nothing."""
 
 
 @contextmanager
-def watched(
-    model: LoopedGPT, modules: Iterable[nn.Module] = (), hook: Callable[..., None] = lambda *_: None
-) -> Iterator[None]:
+def watched(model: LoopedGPT, modules: Iterable[nn.Module] = (), hook: Callable[..., None] = no_hook) -> Iterator[None]:
     """Eval mode, and a forward hook on each of the modules, for as long as the context lasts.
 
     A module that serves all loops calls its hook N times: append to a list, for a dict by name keeps the last visit.

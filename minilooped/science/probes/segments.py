@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...model import LoopedGPT
-from .running import beside, routers, watched
+from .running import beside, routers_of, watched
 
 
 @torch.enable_grad()
@@ -22,10 +22,10 @@ def gradient_reach(model: LoopedGPT, idx: Tensor, targets: Tensor) -> Tensor:
     """
     if model.config.router != "per_loop":
         raise ValueError("gradient_reach needs a weight of each loop's own: set n_expert > 0 and router='per_loop'")
-    weights = [router.weight for router in routers(model)]  # L times (N, E, C)
+    routers = [router.weight for router in routers_of(model)]  # L times (N, E, C)
     idx, targets = beside(model, idx, targets)
     with watched(model):
-        gradients = [torch.stack(torch.autograd.grad(loss, weights)) for loss in model.segment_losses(idx, targets)]
+        gradients = [torch.stack(torch.autograd.grad(loss, routers)) for loss in model.segment_losses(idx, targets)]
     return torch.stack(gradients).square().sum((1, 3, 4)).sqrt().cpu()
 
 
@@ -84,6 +84,6 @@ def gradient_agreement(model: LoopedGPT, idx: Tensor, targets: Tensor, segment: 
 
 def largest_jump(losses: Sequence[float]) -> float:
     """How far any step's loss stands above the mean of the 20 steps before it: the size of a spike, in nats."""
-    steps = torch.tensor(losses, dtype=torch.float64)
-    before = steps[:-1].unfold(0, 20, 1).mean(-1)  # of each step from the twenty-first on
-    return (steps[20:] - before).max().item()
+    curve = torch.tensor(losses, dtype=torch.float64)
+    before = curve[:-1].unfold(0, 20, 1).mean(-1)  # of each step from the twenty-first on
+    return (curve[20:] - before).max().item()

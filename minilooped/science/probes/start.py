@@ -80,10 +80,10 @@ def six_panels(
         return [loop_rms(model, idx)[-1] for model, idx in models]
 
     def panel(row: str, rule: str) -> Tensor:
-        shapes: list[dict[str, Any]] = [
-            dict(n_layer=depth, n_loop=1) if row == "untied" else dict(n_loop=depth) for depth in depths
-        ]
-        configs = [replace(config, rule=rule, **shape) for shape in shapes]
+        if row == "untied":
+            configs = [replace(config, rule=rule, n_layer=depth, n_loop=1) for depth in depths]
+        else:
+            configs = [replace(config, rule=rule, n_loop=depth) for depth in depths]
         return torch.tensor([[growth(config, seed) for config in configs] for seed in seeds], dtype=torch.float64)
 
     return {row: {rule: panel(row, rule) for rule in rules} for row, rules in PANELS.items()}
