@@ -66,6 +66,28 @@ def _lock(folder: Path) -> FileLock:
 
 
 @contextmanager
+def locked(file: Path, taken: str, wait: float = 0) -> Iterator[None]:
+    """Hold a lock while the context lasts. ``ValueError`` with `taken` if another process has it for `wait` seconds.
+
+    The file stands for the lock and is deleted at the end. A file that a killed process left behind locks nothing: the
+    system releases a lock with its process, however that ends.
+    """
+    lock = FileLock(file)
+    with suppress(OSError, NotImplementedError):  # some network drives have no locks, some folders cannot be written
+        try:
+            lock.acquire(timeout=wait)
+        except Timeout as error:
+            raise ValueError(taken) from error
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):  # Windows deletes no open file
+                file.unlink()
+            lock.release()
+
+
+@contextmanager
 def replacing(path: Path, kept: str = "nothing half-written is left") -> Iterator[Path]:
     """Yield the name to write a file under. When the file is whole and on the disk, it replaces `path` in one step.
 

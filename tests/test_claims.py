@@ -251,7 +251,8 @@ def test_a_damaged_record_is_refused_before_anything_is_measured(tmp_path, capsy
     (tmp_path / "claims.json").write_text(text, encoding="utf-8")
     status, out, err = run(capsys, "P2-d", "--out", str(tmp_path))
     assert status == 1 and out == "" and err.startswith("minilooped claims: ") and err.count("\n") == 1
-    assert re.search(r"claims\.json is (not a record of claims|no record of results)", err) and "move it away" in err
+    assert re.search(r"claims\.json( is not a record of claims| is not JSON|: the content)", err)
+    assert "move it away" in err
     assert (tmp_path / "claims.json").read_text(encoding="utf-8") == text
 
 

@@ -25,19 +25,18 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..data import Tokenizer, tokenizer_from_spec
-from ..files import in_a_line, make_folder, refuse_links, replacing, write_atomically, writing
+from ..files import in_a_line, locked, make_folder, refuse_links, replacing, write_atomically, writing
 from ..model import LoopedConfig, LoopedGPT
 from .memory import fitting_memory
 
@@ -229,20 +228,10 @@ def new_run(runs: str | Path, name: str) -> Path:
         run = Path(runs) / f"{name}-{number}"
 
 
-@contextmanager
-def only_writer(run: Path) -> Iterator[None]:
+def only_writer(run: Path) -> AbstractContextManager[None]:
     """``ValueError`` if another training writes to this run: two would mix up the log and delete each other's
-    checkpoints. The system forgets the lock with the process, however that ends."""
-    lock = FileLock(run / ".lock")
-    with suppress(OSError, NotImplementedError):  # some network drives have no locks
-        try:
-            lock.acquire(blocking=False)
-        except Timeout as error:
-            raise ValueError(f"another process trains {run}: wait for it, stop it, or start a new run") from error
-    try:
-        yield
-    finally:
-        lock.release()
+    checkpoints."""
+    return locked(run / ".lock", f"another process trains {run}: wait for it, stop it, or start a new run")
 
 
 def shell_command() -> str:

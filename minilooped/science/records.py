@@ -12,16 +12,15 @@ which all runs share, and "runs", a list of objects.
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from ..files import make_folder, write_atomically
+from ..files import locked, make_folder, read_json, write_atomically
 from .provenance import RESULTS as RESULTS
 from .provenance import provenance
 
@@ -42,32 +41,23 @@ def existing(path: str | Path) -> Path:
     raise FileNotFoundError(f"no recorded results at {path}: is the path right?")
 
 
+WAY_OUT = "restore the file, or move it away"
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """The object in a recorded JSON file.
 
     ``FileNotFoundError`` if there is no such file, ``ValueError`` that names the file if it holds no JSON object.
     """
-    path = existing(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8
-        raise ValueError(f"{path} is no record of results ({error}): restore it, or move it away") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is no record of results (it is no object): restore it, or move it away")
-    return content
+    return read_json(existing(path), {}, WAY_OUT)
 
 
 def _read_runs(path: str | Path, *columns: str) -> dict[str, Any]:
-    """`read` of a file that `record` wrote. ``ValueError`` that names the file and the run where one lacks a column."""
-    content = read(path)
-    for name, kind in (("settings", dict), ("runs", list)):
-        if not isinstance(content.get(name), kind):
-            raise ValueError(f'{path} is no record of runs (its "{name}" is missing): restore it, or move it away')
-    for number, run in enumerate(content["runs"], start=1):
-        if not isinstance(run, dict):
-            raise ValueError(f"{path}, run {number} is no object: restore the file, or take the run out")
+    """`read` of a file that `record` wrote. ``ValueError`` that names file and run where a run lacks a column."""
+    content = read_json(existing(path), {"settings": dict, "runs": [dict]}, WAY_OUT)
+    for number, run in enumerate(content["runs"]):
         if missing := [column for column in columns if column not in run]:
-            raise ValueError(f"{path}, run {number} has no {', '.join(missing)}: restore the file, or take the run out")
+            raise ValueError(f"{path}: runs[{number}] has no {', '.join(missing)}: {WAY_OUT}")
     return content
 
 
@@ -109,27 +99,11 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, "{" + ",\n".join(entries) + "}\n")
 
 
-@contextmanager
-def only_user(path: Path, wait: float = 0) -> Iterator[None]:
-    """``ValueError`` if another process writes this file and does not finish within `wait` seconds.
-
-    Two that add to one file would do the same work, and each would overwrite what the other wrote. The system forgets
-    the lock with the process, however that ends.
-    """
-    lock_file = path.with_name(f".{path.name}.lock")
-    lock = FileLock(lock_file)
-    with suppress(OSError, NotImplementedError):  # some network drives have no locks, some folders cannot be written
-        try:
-            lock.acquire(timeout=wait)
-        except Timeout as error:
-            raise ValueError(f"another process adds to {path}: wait for it, or give another file") from error
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            with suppress(OSError):  # Windows deletes no open file
-                lock_file.unlink()
-            lock.release()
+def only_user(path: Path, wait: float = 0) -> AbstractContextManager[None]:
+    """``ValueError`` if another process writes this file and does not finish within `wait` seconds: two that add to one
+    file would do the same work, and each would overwrite what the other wrote."""
+    lock = path.with_name(f".{path.name}.lock")
+    return locked(lock, f"another process adds to {path}: wait for it, or give another file", wait)
 
 
 def source(path: Path, made_by: str) -> dict[str, Any]:
