@@ -69,7 +69,10 @@ def test_hidden_states_are_the_embedding_and_the_stream_after_every_loop(pair):
         (dict(output_attentions=True), "does not support output_attentions: leave that out"),
         (dict(position_ids=torch.arange(1, 5)[None]), "position_ids must count 0, 1, 2"),
         (dict(attention_mask=torch.tensor([[0, 1, 1, 1]])), "cannot skip padding in front of a token"),
-        (dict(attention_mask=torch.ones(1, 1, 4, 4)), r"attention_mask \(1, 1, 4, 4\) must have the shape of input_ids"),
+        (
+            dict(attention_mask=torch.ones(1, 1, 4, 4)),
+            r"attention_mask \(1, 1, 4, 4\) must have the shape of input_ids",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(pair, arguments, message):
@@ -84,7 +87,7 @@ def test_a_cache_with_something_in_it_is_refused_by_name(pair):
         pair[0](torch.ones(1, 4, dtype=torch.int64), past_key_values=cache)
 
 
-# -- a tokenizer of characters: a token that begins, ends and pads ------------------------------------------------------
+# -- a tokenizer of characters: a token that begins, ends and pads -----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
