@@ -3,7 +3,7 @@
 import json
 import socket
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,6 @@ import torch
 from helpers import LOOM_PARTS, build, tiny, tokens
 from safetensors.torch import load_file, save_file
 from test_model_gpt2 import randomised
-from tiny_runs import DENSE, settings
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
@@ -20,8 +19,7 @@ from minilooped.cli import main
 from minilooped.data import BPETokenizer, CharTokenizer, Tokenizer, embedded
 from minilooped.engine.checkpoint import load_model, write_config
 from minilooped.model import RULES, LoopedConfig, LoopedGPT, Row
-from minilooped.tools.export import GPT2, export_hf, hf_tokenizer, import_gpt2, is_gpt2
-from minilooped.train import train
+from minilooped.tools.export import GPT2, _refuse_own_rule, export_hf, hf_tokenizer, import_gpt2, is_gpt2
 
 LOOPED = {
     "dense": tiny(),
@@ -44,6 +42,8 @@ def offline(tmp_path_factory):
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(socket.socket, "connect", refuse)
         yield
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        del sys.modules[name]  # another folder's turn comes, which the package of this name would not look into
 
 
 def run_of(folder: Path, config: LoopedConfig, tokenizer: Tokenizer | None = None) -> tuple[Path, LoopedGPT]:
@@ -137,8 +137,9 @@ def test_padding_may_follow_a_text_but_not_precede_it(tmp_path):
     ],
 )
 def test_a_model_that_is_gpt2_needs_no_code(tmp_path, changes):
-    config = tiny(**GPT2 | dict(rule="none") | changes)
-    run, ours = run_of(tmp_path / "run", config)
+    tokenizer = BPETokenizer("gpt2")
+    config = tiny(**GPT2 | dict(rule="none", vocab_size=tokenizer.vocab_size) | changes)
+    run, ours = run_of(tmp_path / "run", config, tokenizer)
     folder, idx = export_hf(run), tokens(config)
     theirs = load(folder)
     assert is_gpt2(config) and type(theirs) is GPT2LMHeadModel and not list(folder.glob("*.py"))
@@ -173,6 +174,14 @@ def test_a_model_that_differs_from_gpt2_in_anything_is_not_gpt2(changes):
     assert not is_gpt2(tiny(**GPT2 | dict(rule="none") | changes))
 
 
+def test_a_gpt2_of_characters_takes_its_code_with_it(tmp_path):
+    """It has to read the token that its tokenizer has for tools, and GPT2LMHeadModel could not."""
+    config = tiny(**GPT2 | dict(rule="none"))
+    run, ours = run_of(tmp_path / "run", config)
+    theirs, idx = load(export_hf(run), trust_remote_code=True), tokens(config)
+    assert is_gpt2(config) and torch.equal(logits(theirs, idx), logits(ours, idx))
+
+
 # -- export: the tokenizer ---------------------------------------------------------------------------------------------
 
 TEXTS = ["Hello world", " it's  5 o'clock\n\n\tI'll  say: naïve — 日本語 🙂!?", "x" * 50 + "   ", "12 a1\r\n \u00a0é"]
@@ -185,7 +194,8 @@ def test_the_tokenizer_of_characters_gives_our_ids(tmp_path):
     theirs = AutoTokenizer.from_pretrained(export_hf(run), trust_remote_code=True)
     for text in TEXTS:
         assert theirs(text)["input_ids"] == ours.encode(text).tolist() and theirs.decode(ours.encode(text)) == text
-    assert len(theirs) == ours.vocab_size and theirs.model_max_length == 12
+        assert theirs.decode(ours.encode(text), skip_special_tokens=True) == text
+    assert theirs.vocab_size == ours.vocab_size and theirs.model_max_length == 12
     with pytest.raises(Exception, match="UNK"):
         theirs("Z")
 
@@ -230,6 +240,45 @@ def test_what_is_there_is_not_overwritten(tmp_path, capsys):
     assert main(["export", str(run)]) == 1
     assert "hf exists: give another folder with --out, or remove it" in capsys.readouterr().err
     assert [path.name for path in (run / "hf").iterdir()] == ["kept"]
+
+
+def test_a_users_folder_beside_the_export_stays(tmp_path):
+    """Whatever it is called: here as an earlier version called its own."""
+    run, _ = run_of(tmp_path / "run", LOOPED["dense"])
+    (tmp_path / "hf.tmp").mkdir()
+    (tmp_path / "hf.tmp/thesis").write_text("three years", encoding="utf-8")
+    export_hf(run, tmp_path / "hf")
+    assert (tmp_path / "hf.tmp/thesis").read_text(encoding="utf-8") == "three years"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "hf.tmp", "run"]
+
+
+def test_an_export_that_fails_leaves_nothing_and_the_next_one_works(tmp_path, monkeypatch):
+    run, _ = run_of(tmp_path / "run", LOOPED["dense"])
+
+    def full(tokenizer, folder, **_):
+        (Path(folder) / "tokenizer.json").touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", full)
+        with pytest.raises(OSError, match=r"out could not be written \(No space left on device\)"):
+            export_hf(run, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert export_hf(run, tmp_path / "out") == tmp_path / "out"
+
+
+def test_a_rule_of_the_readers_own_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    """The folder would have a copy of model.py, and no row of that name in it."""
+    monkeypatch.setitem(RULES, "mine", lambda c: Row(branch=0.5))
+    run, _ = run_of(tmp_path / "run", tiny(rule="mine"))
+    assert main(["export", str(run), "--out", str(tmp_path / "new/hf")]) == 1
+    assert "rule='mine' was added to RULES" in (err := capsys.readouterr().err) and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rules_of_the_model_file_are_not_taken_for_the_readers_own(rule):
+    _refuse_own_rule(tiny(rule=rule))
 
 
 @pytest.mark.parametrize("command", ["export run", "import gpt2 run"])
@@ -358,21 +407,3 @@ def test_what_is_not_gpt2_is_refused_in_one_line(folder, capsys, how, complaint)
     assert main(["import", "gpt2", "theirs"]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("minilooped import: ")]
     assert complaint in line and not Path("runs").exists()
-
-
-def test_a_rule_of_the_readers_own_is_refused_by_name_and_nothing_is_written(tmp_path, monkeypatch):
-    """As chapter 4 adds one: the folder would take a model.py along that does not have it."""
-    monkeypatch.setitem(RULES, "mine", lambda c: Row(branch=0.5))
-    run = train(replace(DENSE, rule="mine"), settings(tmp_path, max_steps=1)).run
-    with pytest.raises(ValueError, match="the rule 'mine' was added to RULES by other code"):
-        export_hf(run, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_of_the_users_beside_the_new_one_is_left_alone(tmp_path):
-    run = train(DENSE, settings(tmp_path, max_steps=1)).run
-    (tmp_path / "out.tmp").mkdir()
-    (tmp_path / "out.tmp" / "mine").write_text("mine", encoding="utf-8")
-    export_hf(run, tmp_path / "out")
-    assert (tmp_path / "out.tmp" / "mine").read_text(encoding="utf-8") == "mine"
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]

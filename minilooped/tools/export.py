@@ -5,14 +5,13 @@
     from_gpt2(theirs), to_gpt2(ours)    # the models themselves
 
 A looped model takes code of its own with it: model.py, and modeling_minilooped.py around it. A model that makes GPT-2's
-choices and loops once is GPT-2, and is written as such.
+choices, loops once and reads GPT-2's tokens is GPT-2, and is written as such.
 """
 
 import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from safetensors.torch import save_file
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ..data import BPETokenizer, CharTokenizer, Tokenizer, embedded
 from ..engine.checkpoint import find_run, load_model, new_run, write_config
-from ..files import in_a_line, make_folder, replacing, writing
+from ..files import flush_to_disk, in_a_line, make_folder, replacing, scratch, writing
 from ..model import RULES, LoopedConfig, LoopedGPT
 from ..train import TrainConfig
 
@@ -151,10 +150,15 @@ def gpt2_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return {token: i for i, token in enumerate(tokens)}, merges
 
 
+END = "<|endoftext|>"  # GPT-2's token that ends a text
+
+
 def hf_tokenizer(tokenizer: Tokenizer, block_size: int) -> "PreTrainedTokenizerBase | None":
     """The tokenizer for transformers, with the same ids for every text; None for tiktoken encodings but GPT-2's.
 
-    One difference: here ``<|endoftext|>`` in a text is GPT-2's special token, in ours it is ordinary text.
+    Tools around transformers ask for tokens that begin, end and pad a text. All three are `END` here. Characters have
+    no such token, so it gets an id of its own, V. One difference: `END` within a text is this token here, and ordinary
+    text in ours.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Core
@@ -162,14 +166,19 @@ def hf_tokenizer(tokenizer: Tokenizer, block_size: int) -> "PreTrainedTokenizerB
 
     if tokenizer.name == "gpt2":
         vocabulary, merges = gpt2_vocabulary()
-        return GPT2Tokenizer(vocab=vocabulary, merges=cast(Any, merges), model_max_length=block_size)
+        return GPT2Tokenizer(vocab=vocabulary, merges=cast(Any, merges), model_max_length=block_size, pad_token=END)
     if isinstance(tokenizer, CharTokenizer):
         # Without a token for the unknown, a character that is not in the vocabulary is an error, as in ours.
         core = Core(models.WordLevel({char: i for i, char in enumerate(tokenizer.chars)}))
         core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         core.decoder = decoders.Fuse()
         return PreTrainedTokenizerFast(
-            tokenizer_object=core, model_max_length=block_size, clean_up_tokenization_spaces=False
+            tokenizer_object=core,
+            model_max_length=block_size,
+            clean_up_tokenization_spaces=False,
+            bos_token=END,
+            eos_token=END,
+            pad_token=END,
         )
     return None
 
@@ -182,44 +191,53 @@ def export_hf(run: str | Path, out: str | Path | None = None) -> Path:
     """Write a run's model as a folder that transformers loads, whole or not at all. Returns the folder.
 
     run: a run's path, or its name in ``runs/``; out None: ``hf`` in the run's folder. A model that is GPT-2 (see
-    `is_gpt2`) becomes a GPT2LMHeadModel; any other one a MiniloopedForCausalLM, which takes trust_remote_code=True to
-    load. ValueError if the folder exists or transformers is missing, FileNotFoundError if there is no such run.
+    `is_gpt2`) becomes a GPT2LMHeadModel unless its tokens are characters. Any other model becomes a
+    MiniloopedForCausalLM, which takes trust_remote_code=True to load. ValueError if the folder exists, if transformers
+    is missing or if the model's rule would not go with it, FileNotFoundError if there is no such run.
     """
     _need_transformers()
     run = find_run(run)
     out = run / "hf" if out is None else Path(out)
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists: give another folder with --out, or remove it")
     model, tokenizer = load_model(run)
-    if RULES[model.config.rule].__module__ != LoopedGPT.__module__:
-        raise ValueError(
-            f"the rule {model.config.rule!r} was added to RULES by other code than minilooped/model.py. An exported "
-            "folder takes that file along and no more, so write the row into it"
-        )
-    theirs = to_gpt2(model) if is_gpt2(model.config) else _wrap(model)
+    plain = is_gpt2(model.config) and not isinstance(tokenizer, CharTokenizer)
+    theirs = to_gpt2(model) if plain else _wrap(model, tokenizer)
     tokens = hf_tokenizer(tokenizer, model.config.block_size)
     if tokens is not None:
-        theirs.generation_config.bos_token_id = theirs.generation_config.eos_token_id = tokens.eos_token_id
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(theirs.generation_config, name, getattr(tokens, name))
     make_folder(out.parent)
-    # A folder of a name that can be nobody else's. It goes with all that is in it, whatever happens.
-    with writing(out), TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-        whole = Path(scratch) / out.name
+    with writing(out), scratch(out.parent) as folder:
         for part in (theirs, tokens):
             if part is not None:
-                part.save_pretrained(whole)
-        os.replace(whole, out)
+                part.save_pretrained(folder / out.name)
+        for file in (folder / out.name).iterdir():
+            flush_to_disk(file)
+        os.replace(folder / out.name, out)
     return out
 
 
-def _wrap(model: LoopedGPT) -> "PreTrainedModel":
+def _wrap(model: LoopedGPT, tokenizer: Tokenizer) -> "PreTrainedModel":
     from ..modeling_minilooped import MiniloopedConfig, MiniloopedForCausalLM
 
+    _refuse_own_rule(model.config)
     # With these marks, save_pretrained writes the code beside the weights and says in config.json where to find it.
     MiniloopedConfig.register_for_auto_class()
     MiniloopedForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-    wrapped = MiniloopedForCausalLM(MiniloopedConfig(looped=asdict(model.config)))
+    opening = int(tokenizer.encode(tokenizer.opening)[0]) if isinstance(tokenizer, CharTokenizer) else None
+    wrapped = MiniloopedForCausalLM(MiniloopedConfig(looped=asdict(model.config), read_end_as=opening))
     wrapped.model.load_state_dict(model.state_dict())
     return wrapped
+
+
+def _refuse_own_rule(config: LoopedConfig) -> None:
+    """ValueError for a row of RULES that was not written in model.py, the file that goes with the weights."""
+    if getattr(RULES[config.rule], "__module__", None) != LoopedConfig.__module__:
+        raise ValueError(
+            f"rule={config.rule!r} was added to RULES, or changed there, outside model.py. The exported folder has a "
+            "copy of that file and could not be loaded: write the row into model.py first"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
