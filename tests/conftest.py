@@ -32,3 +32,14 @@ def dropout(monkeypatch):
         return nn.functional.dropout(embed(model, *args), 0.2, training=model.training)
 
     monkeypatch.setattr(LoopedGPT, "embed", dropped)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The pictures that a notebook would show, in the order in which they come."""
+    import matplotlib.pyplot as plt
+
+    images = []
+    monkeypatch.setattr("IPython.display.display", images.append)
+    yield images
+    assert plt.get_fignums() == [], "a figure stays open in pyplot"
