@@ -958,7 +958,7 @@ def long(draw: random.Random, folder: Path, steps: int = STEPS) -> Figures:
 # The function of a part, its number of cases, and how many of them make a row of the record.
 PARTS: dict[str, tuple[Callable[[random.Random, Path], Figures], int, int]] = {
     "kills": (kills, 20, 2),
-    "events": (events, 100, 25),
+    "events": (events, 20, 5),
     "disk": (disk, 200, 50),
     "configs": (configs, 1000, 100),
     "mangled": (mangled, 1000, 100),
