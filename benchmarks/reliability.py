@@ -248,7 +248,7 @@ def events(draw: random.Random, folder: Path) -> Figures:
         child.join()
         assert child.exitcode in (0, -signal.SIGKILL), child.exitcode
         figures["ended by itself" if child.exitcode == 0 else "killed"] += 1
-        if child.exitcode == 0:
+        if (run / "result.json").is_file():  # finished, even if it was killed after that
             break
         if not checkpoints(run):  # it died too young, and begins anew
             shutil.rmtree(run, ignore_errors=True)

@@ -139,7 +139,7 @@ def test_every_command_has_help(capsys, command):
         ("train --resume nothing --preset shakespeare", "Arguments --resume and --preset are not allowed together"),
         ("sample nothing", "no run 'nothing' in runs; there are none yet"),
         ("prepare nothing.txt", "no text file at nothing.txt: give the path of a UTF-8 text file"),
-        ("prepare text.txt --out text.txt", "runs='text.txt' is a file, and the runs need a folder or choose another"),
+        ("prepare text.txt --out text.txt", "text.txt could not be written (File exists): make room or choose another"),
         (
             "train --data tokens --block-size 8 --runs text.txt",
             "runs='text.txt' is a file, and the runs need a folder",
