@@ -140,10 +140,7 @@ def test_every_command_has_help(capsys, command):
         ("sample nothing", "no run 'nothing' in runs; there are none yet"),
         ("prepare nothing.txt", "no text file at nothing.txt: give the path of a UTF-8 text file"),
         ("prepare text.txt --out text.txt", "text.txt could not be written (File exists): make room or choose another"),
-        (
-            "train --data tokens --block-size 8 --runs text.txt",
-            "runs='text.txt' is a file, and the runs need a folder",
-        ),
+        ("train --data tokens --block-size 8 --runs text.txt", "runs='text.txt' is a file, and the runs need a folder"),
         ("sweep --data tokens --block-size 8 --out tokens", "no recorded results at tokens: is the path right"),
         ("train --name a/b --data tokens --block-size 8", "name='a/b' has to be usable as a folder name"),
     ],
