@@ -40,6 +40,9 @@ class There(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
 
+    def __format__(self, spec):
+        return format(self.here, spec)
+
     def tolist(self):
         return self.here.tolist()
 

@@ -84,6 +84,14 @@ def test_kappa_of_silent_branches_is_the_number_of_loops():
         assert probes.kappa(model, tokens(config)) == pytest.approx(n_loop, rel=1e-5)
 
 
+def test_kappa_needs_a_direction_and_a_next_token():
+    model, (idx, _) = build(tiny()), example(tiny())
+    with pytest.raises(ValueError, match="directions=0 must be at least 1"):
+        probes.kappa(model, idx, directions=0)
+    with pytest.raises(ValueError, match="kappa needs a next token"):
+        probes.kappa(model, idx[:, :1])
+
+
 @pytest.mark.parametrize("rule", ["none", "deepnorm", "deeploop"])
 def test_stream_gradients_are_those_of_the_stream_before_each_visit(rule):
     config = tiny(rule=rule)

@@ -21,6 +21,36 @@ def test_loss_after_each_loop_is_that_of_a_pass_with_so_many_loops():
     assert len(losses) == 7 and len(probes.loss_after_each_loop(model, [(idx, targets)])) == 5
 
 
+# Every probe with a loop count of its own.
+WITH_LOOPS = {
+    "loss_after_each_loop": lambda m, x, y, n: probes.loss_after_each_loop(m, [(x, y)], n),
+    "accuracy_by_loop": lambda m, x, y, n: probes.accuracy_by_loop(m, Task(x, y), n),
+    "logit_lens": lambda m, x, y, n: probes.logit_lens(m, x[0], y[0], n),
+    "early_exit": lambda m, x, y, n: probes.early_exit(m, x, y, 0.1, n_loop=n),
+    "visits": lambda m, x, y, n: probes.visits(m, x, n),
+    "routing": lambda m, x, y, n: probes.routing(m, x, n),
+    "agreement": lambda m, x, y, n: probes.agreement(m, x, n),
+    "norm_growth": lambda m, x, y, n: probes.norm_growth(m.config, ["none"], [n]),
+    "growth_plane": lambda m, x, y, n: probes.growth_plane(m.config, [1], [n]),
+    "variance_over_loops": lambda m, x, y, n: probes.variance_over_loops(m.config, [n]),
+}
+
+
+@pytest.mark.parametrize("n_loop", [0, -1, 1.5])
+@pytest.mark.parametrize("probe", WITH_LOOPS)
+def test_a_loop_count_that_no_model_has_is_refused_in_the_models_words(probe, n_loop):
+    with pytest.raises(ValueError, match=f"n_loop={n_loop} must be an int >= 1"):
+        WITH_LOOPS[probe](*looped(), n_loop)
+
+
+def test_a_mean_over_nothing_is_refused():
+    model, idx, targets = looped()
+    with pytest.raises(ValueError, match="batches is empty"):
+        probes.loss_after_each_loop(model, [])
+    with pytest.raises(ValueError, match="all of task.y are -100"):
+        probes.accuracy_by_loop(model, Task(idx, torch.full_like(targets, -100)))
+
+
 def test_accuracy_by_loop_counts_what_is_scored_in_a_pass_with_so_many_loops():
     model, idx, targets = looped()
     targets[0, ::2] = -100

@@ -84,3 +84,5 @@ def test_largest_jump_is_above_the_twenty_steps_before():
     spiked = [*falling[:40], 25.0, *falling[41:]]  # was 20, after 40 to 21 with a mean of 30.5
     assert probes.largest_jump(spiked) == -5.5
     assert probes.largest_jump([1.0] * 20 + [4.0]) == 3 and probes.largest_jump([9.0] + [1.0] * 20 + [4.0]) == 3
+    with pytest.raises(ValueError, match="20 losses are too few"):
+        probes.largest_jump([1.0] * 20)

@@ -58,9 +58,13 @@ def visit_alignment(U: Tensor, G: Tensor) -> float:
 def kappa(model: LoopedGPT, idx: Tensor, *, directions: int = 4, seed: int = 0) -> float:
     """Visit alignment kappa_R: the largest `visit_alignment` of a model's sublayers, for tokens idx (B, T).
 
-    U is with respect to the logits along `directions` random ones, G to the loss of the next token in idx. [2]
+    U is with respect to the logits along `directions` random ones, G to the loss of the next token in idx. [2] Raises
+    ValueError where there is no direction, or no next token.
     """
-
+    if directions < 1:
+        raise ValueError(f"directions={directions} must be at least 1")
+    if idx.shape[-1] < 2:
+        raise ValueError(f"kappa needs a next token: idx {tuple(idx.shape)} must have two tokens or more")
     (idx,) = beside(model, idx)
 
     def scalars(logits: Tensor) -> Tensor:

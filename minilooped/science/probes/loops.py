@@ -54,7 +54,8 @@ def loss_after_each_loop(
 ) -> list[float]:
     """Cross-entropy in nats per token, read out after each loop, over (x, y) batches of (B, T) each, in eval mode.
 
-    n_loop: another loop count than the trained one. One pass for all loops; targets must all count.
+    n_loop: another loop count than the trained one. One pass for all loops; targets must all count. Raises ValueError
+    where there is no batch.
     """
     total, count = torch.zeros(1, dtype=torch.float64), 0
     with watched(model):
@@ -63,6 +64,8 @@ def loss_after_each_loop(
             losses = [cross_entropy(model.logits(h).flatten(0, 1), y.flatten(), reduction="sum") for h in states]
             # An Apple GPU has no float64.
             total, count = total + torch.stack(losses).cpu().double(), count + y.numel()
+    if not count:
+        raise ValueError("a loss needs a batch, and batches is empty")
     return (total / count).tolist()
 
 
@@ -70,13 +73,16 @@ def loss_after_each_loop(
 def accuracy_by_loop(model: LoopedGPT, task: Task, n_loop: int | None = None) -> list[float]:
     """Share of the scored targets that are the likeliest token, read out after each loop, in eval mode.
 
-    task: x and y, (B, T) each, -100 where nothing is scored; n_loop: another loop count than the trained one.
+    task: x and y, (B, T) each, -100 where nothing is scored; n_loop: another loop count than the trained one. Raises
+    ValueError where no target is scored.
     """
     x, y = beside(model, task.x, task.y)
     with evaluating(model):
         states = model(x, n_loop=n_loop, return_states=True)[2]
         right = [(model.logits(h).argmax(-1) == y).cpu() for h in states]  # (B, T) each
     scored = task.y.cpu() != -100
+    if not scored.any():
+        raise ValueError("an accuracy needs a target to score, and all of task.y are -100")
     return [of_loop[scored].double().mean().item() for of_loop in right]
 
 

@@ -83,7 +83,12 @@ def gradient_agreement(model: LoopedGPT, idx: Tensor, targets: Tensor, segment: 
 
 
 def largest_jump(losses: Sequence[float]) -> float:
-    """How far any step's loss stands above the mean of the 20 steps before it: the size of a spike, in nats."""
+    """How far any step's loss stands above the mean of the 20 steps before it: the size of a spike, in nats.
+
+    Raises ValueError for fewer than 21 losses.
+    """
+    if len(losses) < 21:
+        raise ValueError(f"a jump is measured from the 20 steps before it: {len(losses)} losses are too few")
     curve = torch.tensor(losses, dtype=torch.float64)
     before = curve[:-1].unfold(0, 20, 1).mean(-1)  # of each step from the twenty-first on
     return (curve[20:] - before).max().item()
