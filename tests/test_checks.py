@@ -909,7 +909,8 @@ def public_checkers() -> set:
         for name, value in vars(checks).items()
         if str(getattr(value, "__module__", "")).startswith(checks.__name__)
     }
-    return {f for f in own if f.__name__[0] != "_"} - {checks.installation, checks.compare, checks.passed}
+    tools = {checks.installation, checks.compare, checks.exercise, checks.passed}
+    return {f for f in own if f.__name__[0] != "_"} - tools
 
 
 def test_every_checker_is_tested():
@@ -1008,3 +1009,17 @@ def test_a_checker_leaves_the_readers_generator_alone(checker):
     before = torch.get_rng_state()
     checker(RIGHT[checker])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("checker", RIGHT, ids=lambda checker: checker.__name__)
+def test_what_a_checker_draws_does_not_depend_on_the_readers_generators(checker, monkeypatch):
+    """Nor does it set them: torch.manual_seed would set those of all GPUs."""
+
+    def drawn(seed: int) -> list[str]:
+        torch.default_generator.manual_seed(seed)
+        given = []
+        checker(lambda *args: given.append(repr([a for a in args if isinstance(a, torch.Tensor)])))
+        return given
+
+    monkeypatch.setattr(torch, "manual_seed", None)
+    assert drawn(1) == drawn(2)
