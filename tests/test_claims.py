@@ -245,6 +245,11 @@ def test_a_claim_that_has_changed_since_is_measured_anew(tmp_path, monkeypatch):
         '{"P2-d": {"measured": {"slope of the remainder": 1}}}',
         '{"P2-d": {"measured": {"slope of the remainder": [1, 1, "?"]}, "provenance": {"made_by": "me"}}}',
         '{"P2-d": {"measured": {"slope of the remainder": [1, 1, 1]}, "provenance": {}}}',
+        '{"P2-d": {"measured": {"slope of the remainder": [1, 1, 1]}, "provenance": {"made_by": 7}}}',
+        *(
+            f'{{"P2-d": {{"measured": {{"slope of the remainder": {numbers}}}, "provenance": {{"made_by": "me"}}}}}}'
+            for numbers in ("[1, 2]", '"123"', '["1", "2", "3"]', "[true, true, true]", "[1, 2, null]", [10**400] * 3)
+        ),
     ],
 )
 def test_a_damaged_record_is_refused_before_anything_is_measured(tmp_path, capsys, text):
@@ -254,6 +259,12 @@ def test_a_damaged_record_is_refused_before_anything_is_measured(tmp_path, capsy
     assert re.search(r"claims\.json( is not a record of claims| is not JSON|: the content)", err)
     assert "move it away" in err
     assert (tmp_path / "claims.json").read_text(encoding="utf-8") == text
+
+
+def test_a_record_of_a_run_that_diverged_is_read(tmp_path):
+    infinite = Measured(math.inf, math.nan, math.inf)
+    claims.record(tmp_path, {"P2-d": {"slope of the remainder": infinite}}, provenance("by hand"))
+    assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "contradicted here"
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,24 @@ def test_what_is_not_there_is_said_to_come_with_the_repository(tmp_path, monkeyp
             reader(tmp_path / "mine.json")
 
 
+@pytest.mark.parametrize(
+    ("odd", "named"),
+    [
+        (dict(provenance=7), "provenance is 7, but has to be an object"),
+        (dict(provenance={}), r"provenance\.date is missing"),
+        (dict(provenance=dict(date=""), extended=None), "extended is null, but has to be a list"),
+        (dict(provenance=dict(date=""), extended=[dict(date=""), {}]), r"extended\[1\]\.date is missing"),
+    ],
+)
+def test_a_record_without_a_whole_provenance_takes_no_further_run(tmp_path, odd, named):
+    path = tmp_path / "mine.json"
+    write(path, odd | dict(settings={}, runs=[]))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"mine\.json: {named}: restore the file, or move it away"):
+        record(path, {}, RUNS, lambda **run: pytest.fail("measured"))
+    assert path.read_bytes() == before
+
+
 def test_gpu_results_by_step_or_none(tmp_path):
     assert gpu_results(tmp_path / "nowhere") is None and gpu_results(tmp_path) is None
     record(tmp_path / "lr.json", dict(width=8), RUNS, lambda **run: dict(loss=1.0))

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
-from ..files import locked, make_folder, read_json, write_atomically
+from ..files import check, locked, make_folder, read_json, write_atomically
 from .provenance import RESULTS as RESULTS
 from .provenance import provenance
 
@@ -166,7 +166,7 @@ def record(
             return True
         now = source(path, made_by or _script(path))
         stored = dict(provenance=now) | stored | dict(settings=_grown(stored["settings"], settings))
-        if not any(now | dict(date=earlier["date"]) == earlier for earlier in _sources(stored)):
+        if not any(now | dict(date=earlier["date"]) == earlier for earlier in _sources(path, stored)):
             stored["extended"] = [*stored.get("extended", []), now]
         for run in tqdm(missing, desc=path.stem, unit="run"):
             if until is not None and time.monotonic() >= until:
@@ -177,8 +177,14 @@ def record(
     return True
 
 
-def _sources(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [stored["provenance"], *stored.get("extended", [])]
+def _sources(path: Path, stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The provenances in the content of a file. ``ValueError`` that names file and field where one is none."""
+    found = {"extended": []} | dict(stored)
+    try:
+        check(found, {"provenance": {"date": str}, "extended": [{"date": str}]})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: {WAY_OUT}") from error
+    return [found["provenance"], *found["extended"]]
 
 
 OFF = (None, False, "fixed")  # the values at which a setting changes nothing

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from ...files import make_folder, write_atomically
+from ...files import Need, check, make_folder, write_atomically
 from ..records import only_user, read, source, write
 from .claim import CLAIMS, Claim, Measured, Tier, Verdict, verdict
 
@@ -85,27 +85,41 @@ def report(claims: Sequence[Claim], out: Path | None = None, made_by: str = "min
 Ledger = dict[str, dict[str, Any]]
 
 
+def intervals(value: Any) -> bool:
+    """an object of lists of three numbers each"""
+
+    def number(x: Any) -> bool:  # Infinity and NaN too: a run may diverge
+        return type(x) is float or type(x) is int and abs(x) < 1e300
+
+    return isinstance(value, dict) and all(
+        isinstance(each, list) and len(each) == 3 and all(map(number, each)) for each in value.values()
+    )
+
+
+ENTRY: dict[str, Need] = {"measured": intervals, "provenance": {"made_by": str}}
+
+
 def load(folder: Path) -> Ledger:
     """What `record` wrote into the folder; without a file, nothing. Claims that have changed since are left out.
 
-    Raises ValueError that names the file, and the claim, if it is no such record.
+    Raises ValueError that names the file, the claim and the field, if it is no such record.
     """
     path = folder / "claims.json"
     if not path.exists():
         return {}
     stored = read(path)
     ledger: Ledger = {}
-    for id in CLAIMS.keys() & stored.keys():
+    for id, claim in CLAIMS.items():
+        if id not in stored:
+            continue
         try:
-            measured = {name: Measured(*map(float, numbers)) for name, numbers in stored[id]["measured"].items()}
-            about = stored[id]["provenance"] | dict(made_by=stored[id]["provenance"]["made_by"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"{path} is not a record of claims ({id}: {error!r}): restore it, or move it away"
-            ) from error
-        if measured.keys() == CLAIMS[id].band.keys():
-            ledger[id] = dict(measured=measured, provenance=about)
-    return {id: ledger[id] for id in CLAIMS if id in ledger}
+            check(stored[id], ENTRY, id)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a record of claims ({error}): restore it, or move it away") from error
+        measured = {name: Measured(*map(float, numbers)) for name, numbers in stored[id]["measured"].items()}
+        if measured.keys() == claim.band.keys():
+            ledger[id] = dict(measured=measured, provenance=stored[id]["provenance"])
+    return ledger
 
 
 def record(folder: Path, results: Results, about: dict[str, Any]) -> None:
