@@ -497,6 +497,7 @@ def graphs_of_compiled_blocks(model, *batch) -> int:
     return len(graphs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [dict(), dict(rule="deeploop"), LOOM_PARTS], ids=["factored", "deeploop", "loom"])
 def test_case_D1_the_number_of_graphs_does_not_grow_with_the_loops(parts):
     """Dynamo unrolls Python loops; compiling the block keeps the loop outside. Experts in bfloat16, as on a GPU."""

@@ -303,6 +303,7 @@ def test_a_forward_that_no_update_follows_changes_nothing(how):
     assert not biases(model).any()
 
 
+@pytest.mark.slow
 def test_a_compiled_block_collects_the_same_loads():
     plain, compiled = (moe_model(n_embd=16, dtype=torch.float32) for _ in range(2))
     for block in compiled.blocks:

@@ -94,6 +94,7 @@ def construct(values: dict) -> LoopedConfig | None:
         return None
 
 
+@pytest.mark.slow
 @bounded(250)
 @given(values=choices())
 def test_any_configuration_trains_a_step_or_is_refused_by_name(values):
