@@ -521,6 +521,7 @@ def graphs_so_far(calls) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["factored", "sqrt", "deeploop"])
 def test_another_loop_count_recompiles_nothing(rule):
     """Within a model the multipliers stay. Over models one graph holds the first, and one all others, as a symbol."""

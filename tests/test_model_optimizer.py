@@ -166,6 +166,7 @@ def test_unknown_optimizer_is_refused():
         build(tiny()).configure_optimizer(lr=0.01, weight_decay=0.1, optimizer="sgd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["none", "factored"])
 def test_tied_loops_train_at_the_rate_of_untied_layers(rule):
     """L = 2, N = 6 tied against 12 separate layers, one learning rate, scaling off and on: tying alone is no disaster.

@@ -421,6 +421,7 @@ def output_change(rule: str, n_loop: int, n_layer: int = 2, rate: float = 1e-4, 
         return rms(model(idx, return_states=True)[2][-1] - states[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_one_step_moves_the_output_by_rate_times_branch_times_loops(seed):
     """||dh|| ~ eta epsilon N while epsilon N = O(1) (theorem 2): flat under 1/N, alone or factored. Where epsilon N

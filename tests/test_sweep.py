@@ -200,6 +200,7 @@ def test_curve_needs_a_whole_grid():
 # Tasks
 
 
+@pytest.mark.slow
 def test_language_model_is_what_the_trainer_trains(tmp_path):
     """The same weights, batches, schedule and updates: the same loss as a run, to the last bit."""
     settings = TrainConfig(
