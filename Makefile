@@ -8,7 +8,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 # As many tests at a time as there are cores, and each of them on one: a second thread would only be in the way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 # What a change of the model, of its data or of what is measured on it breaks first.
-QUICK := imports model_* data* toy* stats* sweep* provenance* packaging*
+QUICK := imports makefile model_* toy stats sweep provenance files texts tokenizers tasks storage corpus training_steps \
+    train_settings
 
 .PHONY: help train lab test quick lint constraints
 .DEFAULT_GOAL := help

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 if TYPE_CHECKING:
     from .data import Tokenizer
     from .model import LoopedGPT
+    from .science.sweep import Trial
 
 # The names of PRESETS, which cannot be imported here without torch; a test holds the two together.
 Preset = Literal[
@@ -200,7 +201,7 @@ def sweep(argv: list[str]) -> int:
 
     from .model import LoopedConfig
     from .presets import PRESETS
-    from .science.sweep import LanguageModel, best, curve, grid, shift
+    from .science.sweep import LanguageModel, grid
     from .science.sweep import sweep as run_sweep
     from .train import TrainConfig
 
@@ -240,9 +241,18 @@ def sweep(argv: list[str]) -> int:
         replace(asked.train, lr=trial.lr, seed=trial.seed)
     made_by = shlex.join(["minilooped", "sweep", *argv])
     losses = run_sweep(trials, LanguageModel(asked.model, asked.train), asked.out, made_by=made_by)
-    models = sorted({(trial.n_layer, trial.n_loop) for trial in trials})
+    print_best(losses, asked.rules)
+    print(f"Losses are in {asked.out}. After the octaves: the least and the most of the seeds.")
+    return 0
+
+
+def print_best(losses: "dict[Trial, float]", rules: tuple[str, ...]) -> None:
+    """For each rule and size a line: the best learning rate, its loss, and how far it moved from the smallest size."""
+    from .science.sweep import best, curve, shift
+
+    models = sorted({(trial.n_layer, trial.n_loop) for trial in losses})
     print(f"{'rule':18}{'L x N':>8}{'loss':>9}{'best lr':>10}  octaves from {' x '.join(map(str, models[0]))}")
-    for rule in asked.rules:
+    for rule in rules:
         for L, N in models:
             print(f"{rule:18}{f'{L} x {N}':>8}", end="")
             try:
@@ -252,8 +262,6 @@ def sweep(argv: list[str]) -> int:
                 continue
             edge = "" if found.inside else "  at the edge of the grid: give more --lrs"
             print(f"{found.loss:9.4f}{found.lr:10.2g}  {moved}{edge}")
-    print(f"Losses are in {asked.out}. After the octaves: the least and the most of the seeds.")
-    return 0
 
 
 def claims(argv: list[str]) -> int:

@@ -231,7 +231,7 @@ def test_resume_goes_on_with_the_run_it_names_and_no_other(folder, capsys, optio
     assert main("train --resume shakespeare --name shakespeare --runs runs --max-steps 5".split()) == 0, "its own"
 
 
-def test_case_C12_fewer_tokens_per_step_at_the_same_learning_rate_are_pointed_out(capsys):
+def test_fewer_tokens_per_step_at_the_same_learning_rate_are_pointed_out(capsys):
     """The loss climbs when a recipe's batch is cut to fit a smaller memory and its learning rate is left alone."""
     assert "notice   32 tokens per step instead of the" not in printed_by(capsys, "train", "--help")[1]
     assert train_tiny() == 0

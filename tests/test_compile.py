@@ -28,7 +28,7 @@ def graphs(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_case_C1_a_compiled_run_has_the_same_keys_and_goes_on_without_compiling_and_back(tmp_path, graphs):
+def test_a_compiled_run_has_the_same_keys_and_goes_on_without_compiling_and_back(tmp_path, graphs):
     config = settings(tmp_path, max_steps=2, dtype="float32")
     run = train(DENSE, replace(config, compile=True)).run
     assert graphs["n"] > 0
@@ -42,7 +42,7 @@ def test_case_C1_a_compiled_run_has_the_same_keys_and_goes_on_without_compiling_
 
 
 @pytest.mark.parametrize("n_loop", [1, 8, 64])
-def test_case_D1_one_graph_serves_all_loops_and_layers(tmp_path, graphs, n_loop):
+def test_one_graph_serves_all_loops_and_layers(tmp_path, graphs, n_loop):
     config = settings(tmp_path, max_steps=2, eval_every=1, eval_batches=1, dtype="float32", compile=True)
     train(replace(DENSE, n_loop=n_loop), config)
     assert graphs["n"] == 1
@@ -64,7 +64,7 @@ def test_a_halved_micro_batch_is_compiled_for_its_own_size(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("n_loop", [1, 5])
-def test_case_D3_compiled_and_eager_training_agree(tmp_path, graphs, n_loop):
+def test_compiled_and_eager_training_agree(tmp_path, graphs, n_loop):
     config = settings(tmp_path, max_steps=20, dtype="float32", eval_every=7, sample_every=9)
     model_config = replace(DENSE, n_loop=n_loop)
     compiled = train(model_config, replace(config, compile=True))

@@ -24,6 +24,9 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+# The docstring counts.
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 1000, 60
+
 MODULES = {dotted(path) for path in FILES}
 
 
@@ -78,6 +81,15 @@ def test_the_model_is_torch_and_the_standard_library():
 @pytest.mark.parametrize("path", FILES, ids=dotted)
 def test_the_package_needs_nothing_of_the_checkout(path):
     assert not imports(path) & {"tests", "benchmarks", "notebooks"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=dotted)
+def test_a_file_and_each_of_its_functions_can_be_read_at_one_go(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    lengths = [(function.end_lineno - function.lineno + 1, function.name) for function in functions]
+    assert not [(lines, name) for lines, name in lengths if lines > MOST_LINES_OF_A_FUNCTION]
 
 
 def test_no_benchmark_imports_another_that_imports_it():

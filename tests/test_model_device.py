@@ -40,6 +40,7 @@ def batch(model):
     return tuple(torch.zeros(shape, dtype=torch.int64, device="meta") for _ in "xy")
 
 
+@pytest.mark.slow
 def test_a_training_step_stays_on_the_device(model, batch):
     for loss in model.segment_losses(*batch):
         loss.backward()
@@ -52,6 +53,7 @@ def test_a_training_step_stays_on_the_device(model, batch):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_reading_and_writing_stay_on_the_device(model, batch):
     x, y = batch
     logits, loss, states = model.eval()(x, y, return_states=True, n_loop=model.config.n_loop + 1)

@@ -57,7 +57,7 @@ def test_cached_generation_equals_uncached(rule, n_loop, extra, dtype, tolerance
 
 @pytest.mark.parametrize("chunks", [(4, 8), (1, 11), (11, 1), (5, 1, 6), (12,), (1, 2, 3, 4)], ids=str)
 @pytest.mark.parametrize("extra", [{}, LOOM, GPT2], ids=["dense", "loom", "gpt2"])
-def test_case_A10_a_prompt_in_chunks_gives_equal_logits(extra, chunks):
+def test_a_prompt_in_chunks_gives_equal_logits(extra, chunks):
     """The chunk's positions start where the cache ends, and each of its tokens sees itself and all before."""
     model = build(tiny(**extra), shaken=True).eval()
     idx, cache, start, pieces = tokens(model.config), new_cache(model, 3), 0, []
@@ -83,7 +83,7 @@ def test_chunks_in_bfloat16_are_close(chunks):
 
 @pytest.mark.parametrize("length", [1, 2, 9, 10, 11, 12, 13, 20])
 @pytest.mark.parametrize("extra", [{}, LOOM, GPT2], ids=["dense", "loom", "gpt2"])
-def test_case_A10_prompts_at_and_beyond_the_edge_of_the_window(extra, length):
+def test_prompts_at_and_beyond_the_edge_of_the_window(extra, length):
     """block_size = 12, and 10 tokens more: block_size - 2 is where a bound on the chunk alone would run past the
     positions. Beyond the edge the window is the last block_size tokens."""
     model = build(tiny(**extra), shaken=True).eval()
@@ -93,7 +93,7 @@ def test_case_A10_prompts_at_and_beyond_the_edge_of_the_window(extra, length):
     assert torch.equal(model.generate(idx, 10, temperature=0, use_cache=False), expected)
 
 
-def test_case_A10_too_many_tokens_for_the_cache_are_refused():
+def test_too_many_tokens_for_the_cache_are_refused():
     """Bounded by cached plus new tokens, not by the new ones."""
     model = build(tiny()).eval()
     idx, cache = tokens(model.config), new_cache(model, 3)

@@ -120,7 +120,7 @@ def test_gpt2_small_has_its_124_million_parameters():
 
 
 @pytest.mark.parametrize("n_loop", [1, 2, 5])
-def test_case_B3_every_visit_is_seen_by_a_hook(n_loop):
+def test_every_visit_is_seen_by_a_hook(n_loop):
     """N x L executed block visits, in order, by L objects; each leaves a record of its own, none is overwritten."""
     model = build(tiny(n_loop=n_loop))
     visits, norms = [], []
@@ -198,7 +198,7 @@ def test_states_have_the_streams_shape_and_the_last_one_gives_the_logits():
 
 
 @pytest.mark.parametrize("n_loop", [0, -1, 1.5, 2.0, True, "2"])
-def test_case_A8_an_impossible_loop_count_is_refused(n_loop):
+def test_an_impossible_loop_count_is_refused(n_loop):
     """Never ignored: forward, segments and generation all name it."""
     model = build(tiny())
     idx, targets = example(model.config)
@@ -212,7 +212,7 @@ def test_case_A8_an_impossible_loop_count_is_refused(n_loop):
             call()
 
 
-def test_case_A5_more_loops_than_trained_reuse_the_last_router():
+def test_more_loops_than_trained_reuse_the_last_router():
     """Twice the trained loops: equal to a model whose table of routers goes on with the last one."""
     model = build(tiny(n_loop=3, rule="none", router="per_loop", router_init="independent", **MOE)).eval()
     longer = build(tiny(n_loop=6, rule="none", router="per_loop", router_init="independent", **MOE)).eval()
@@ -225,7 +225,7 @@ def test_case_A5_more_loops_than_trained_reuse_the_last_router():
     assert torch.equal(model(idx, n_loop=6)[0], longer(idx)[0])
 
 
-def test_case_A7_loss_at_other_loop_counts_is_defined_and_depends_on_them():
+def test_loss_at_other_loop_counts_is_defined_and_depends_on_them():
     """Trained at N = 4, evaluated at N' = 1..16: every loss is finite, and training has favoured N' = 4 over N' = 1."""
     model = build(tiny(n_loop=4, rule="inverse", init_std=0.1), dtype=torch.float32)
     idx = tokens(model.config, batch=4)
@@ -362,7 +362,7 @@ def test_a_rotary_block_refuses_to_run_without_its_positions():
     assert learned.blocks[0](learned.embed(tokens(learned.config)))[0].isfinite().all(), "which knows no table"
 
 
-def test_case_A21_two_identical_calls_agree():
+def test_two_identical_calls_agree():
     """Nothing random is drawn in the forward, in either mode."""
     model = build(tiny(balance="none", **LOOM_PARTS))
     idx, targets = example(model.config)
@@ -449,7 +449,7 @@ def test_attention_in_bfloat16_is_causal_softmax_attention(length):
 
 @pytest.mark.parametrize("reinject", [False, True])
 @pytest.mark.parametrize("rule", ["none", "sqrt", "inverse"])
-def test_case_A19_one_loop_is_the_plain_stack(rule, reinject):
+def test_one_loop_is_the_plain_stack(rule, reinject):
     """Bit for bit, with re-injection too: it starts with the second loop, so the first is never doubled."""
     plain = build(tiny(n_loop=1, rule="none", n_layer=3))
     looped = build(tiny(n_loop=1, rule=rule, n_layer=3, reinject=reinject))
@@ -497,8 +497,9 @@ def graphs_of_compiled_blocks(model, *batch) -> int:
     return len(graphs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [dict(), dict(rule="deeploop"), LOOM_PARTS], ids=["factored", "deeploop", "loom"])
-def test_case_D1_the_number_of_graphs_does_not_grow_with_the_loops(parts):
+def test_the_number_of_graphs_does_not_grow_with_the_loops(parts):
     """Dynamo unrolls Python loops; compiling the block keeps the loop outside. Experts in bfloat16, as on a GPU."""
     graphs = []
     for n_loop in (4, 16):
@@ -520,8 +521,9 @@ def graphs_so_far(calls) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["factored", "sqrt", "deeploop"])
-def test_case_D2_another_loop_count_recompiles_nothing(rule):
+def test_another_loop_count_recompiles_nothing(rule):
     """Within a model the multipliers stay. Over models one graph holds the first, and one all others, as a symbol."""
 
     def model(n_loop):

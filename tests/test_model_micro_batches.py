@@ -51,6 +51,7 @@ def test_one_and_eight_micro_batches_have_the_same_loss_and_gradient(kind):
         assert largest_difference(grads, grads_of_many) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_per_segment", [True, False])
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_one_and_eight_micro_batches_move_weights_and_biases_alike(kind, step_per_segment):

@@ -68,7 +68,7 @@ def test_layer_equals_the_dense_reference(dtype, gate, n_expert_shared, top_k, m
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", ["one_token", "one_expert", "zero_load"])
-def test_case_B9_odd_loads_equal_the_dense_reference(case, dtype):
+def test_odd_loads_equal_the_dense_reference(case, dtype):
     """One token; a single expert; experts that no token chooses, whose gradient is then zero, not missing."""
     model = moe_model(top_k=1, n_expert=1 if case == "one_expert" else 4).to(dtype)
     if case == "zero_load":
@@ -118,7 +118,7 @@ def test_grouped_product_runs_in_bfloat16_under_autocast(grouped_calls):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_case_B9_without_a_grouped_product_the_groups_are_looped_over(monkeypatch, dtype):
+def test_without_a_grouped_product_the_groups_are_looped_over(monkeypatch, dtype):
     """An older torch lacks the operator: same result, an expert without tokens included."""
     monkeypatch.delattr(F, "grouped_mm")
     model = moe_model(top_k=1).to(dtype)
@@ -303,6 +303,7 @@ def test_a_forward_that_no_update_follows_changes_nothing(how):
     assert not biases(model).any()
 
 
+@pytest.mark.slow
 def test_a_compiled_block_collects_the_same_loads():
     plain, compiled = (moe_model(n_embd=16, dtype=torch.float32) for _ in range(2))
     for block in compiled.blocks:
@@ -324,7 +325,7 @@ def test_bias_is_a_saved_buffer_outside_autograd():
     )
 
 
-def test_case_B5_balancing_evens_out_the_loads():
+def test_balancing_evens_out_the_loads():
     """20 steps from a lopsided router: the bias has moved and the variance of the loads has fallen."""
     model = moe_model(balance_coef=0.05, n_expert=4, top_k=1)
     with torch.no_grad():
@@ -372,7 +373,7 @@ def test_switch_loss_by_hand():
     assert router(x, 0).aux_loss.item() == pytest.approx(26 / 15)
 
 
-def test_case_B7_switch_loss_is_one_when_balanced_and_rises_when_lopsided():
+def test_switch_loss_is_one_when_balanced_and_rises_when_lopsided():
     """Same scores up to a permutation of the experts: only the assignment differs."""
     values = []
     for favourites in ([0, 1, 2, 3], [0, 0, 1, 2], [0, 0, 0, 1], [0, 0, 0, 0]):
@@ -382,7 +383,7 @@ def test_case_B7_switch_loss_is_one_when_balanced_and_rises_when_lopsided():
     assert values == sorted(values) and len(set(values)) == 4
 
 
-def test_case_B7_switch_loss_alone_gives_the_router_a_gradient():
+def test_switch_loss_alone_gives_the_router_a_gradient():
     """And its weight changes the total by exactly its share."""
     model = moe_model(balance="switch", z_coef=0.0)
     seen = routings(model)

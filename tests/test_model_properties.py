@@ -94,6 +94,7 @@ def construct(values: dict) -> LoopedConfig | None:
         return None
 
 
+@pytest.mark.slow
 @bounded(250)
 @given(values=choices())
 def test_any_configuration_trains_a_step_or_is_refused_by_name(values):
@@ -122,6 +123,7 @@ def check_gradients(model: LoopedGPT):
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.slow
 @bounded(60)
 @given(values=choices(), length=st.integers(1, 12), extra_loops=st.integers(-2, 3))
 def test_any_model_generates_the_same_with_and_without_cache(values, length, extra_loops):

@@ -355,7 +355,7 @@ EXPONENTS = {
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rule", RULE_NAMES)
-def test_case_A3_stream_grows_with_the_exponent_of_its_rule(rule, seed):
+def test_stream_grows_with_the_exponent_of_its_rule(rule, seed):
     """Finite up to N = 64, with the exponent predicted for the rule; the stream is never added to itself."""
     norms = [stream_rms(rule, n_loop, seed=seed) for n_loop in (1, *LOOPS)]
     assert all(math.isfinite(norm) for norm in norms)
@@ -382,7 +382,7 @@ def test_factored_is_flat_over_loops_and_layers_and_simpler_rules_are_not(seed):
 
 @pytest.mark.parametrize("change", [dict(width=128), dict(n_loop=8), dict(n_layer=4)], ids=["width", "loops", "layers"])
 @pytest.mark.parametrize("rule", RULE_NAMES)
-def test_case_B2_coordinate_check_over_doubled_width_loops_and_layers(rule, change):
+def test_coordinate_check_over_doubled_width_loops_and_layers(rule, change):
     """R_N of the doubled model over that of the base: flat wherever the rule claims to, rising where it does not."""
     base = dict(n_loop=4, n_layer=2, width=64)
     ratio = sum(stream_rms(rule, seed=s, **(base | change)) / stream_rms(rule, seed=s, **base) for s in range(3)) / 3
@@ -421,6 +421,7 @@ def output_change(rule: str, n_loop: int, n_layer: int = 2, rate: float = 1e-4, 
         return rms(model(idx, return_states=True)[2][-1] - states[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_one_step_moves_the_output_by_rate_times_branch_times_loops(seed):
     """||dh|| ~ eta epsilon N while epsilon N = O(1) (theorem 2): flat under 1/N, alone or factored. Where epsilon N

@@ -62,7 +62,7 @@ def test_segment_leaves_the_forward_alone():
 
 @pytest.mark.parametrize("n_loop, segment", [(3, 1), (4, 2), (5, 2), (7, 3)])
 @pytest.mark.parametrize("mode", MODES)
-def test_case_A15_losses_and_gradient_equal_a_hand_detached_run(mode, n_loop, segment):
+def test_losses_and_gradient_equal_a_hand_detached_run(mode, n_loop, segment):
     """State and global memory detached by hand, x0 not; each loss a mean over the targets that are not ignored.
     ceil(N / K) losses, the last over fewer loops; g_t and the routers count loops from the start, not from the cut."""
     config = tiny(n_loop=n_loop, segment=segment, **(MODES[mode] | dict(balance="switch")))
@@ -98,7 +98,7 @@ def test_the_cut_changes_the_gradient():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_case_A12_state_before_a_cut_sees_no_gradient_from_behind_it(mode):
+def test_state_before_a_cut_sees_no_gradient_from_behind_it(mode):
     """A hook on the output of segment 1's last block fires for the first loss and never again."""
     config = tiny(n_loop=4, segment=2, **MODES[mode])
     model = build(config, shaken=True)
@@ -299,7 +299,7 @@ def test_three_of_twelve_loops_hold_little_more_than_a_quarter():
 @pytest.mark.parametrize("segment", [1, 3, 6])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rule", RULE_NAMES)
-def test_case_A1_every_parameter_gets_a_finite_gradient(rule, mode, segment):
+def test_every_parameter_gets_a_finite_gradient(rule, mode, segment):
     """Segments of 1, N, N + 3 loops, every injection: nothing is cut off from the loss, the embedding included.
     A gradient of zero is right only where the rule says so: ReZero's matrices at init."""
     config = tiny(rule=rule, segment=segment, tie_embeddings=False, **MODES[mode])
@@ -314,7 +314,7 @@ def test_case_A1_every_parameter_gets_a_finite_gradient(rule, mode, segment):
 
 
 @pytest.mark.parametrize("segment", [0, -1, 1.5, True])
-def test_case_A1_an_empty_segment_is_refused(segment):
+def test_an_empty_segment_is_refused(segment):
     """Zero loops per segment would detach everything and still look like training."""
     with pytest.raises(ValueError, match="segment"):
         tiny(segment=segment)

@@ -44,7 +44,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_case_C10_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, dropout, variant):
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, dropout, variant):
     model_config, changes = VARIANTS[variant]
     config = settings(tmp_path, eval_every=4, sample_every=5, **changes)
     straight = train(model_config, config)
@@ -60,7 +60,7 @@ def test_case_C10_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_pat
 
 
 @pytest.mark.parametrize("forgotten", ["random", "stream", "optimizer", "buffers"])
-def test_case_C10_without_any_one_part_of_the_state_the_resumed_run_differs(tmp_path, monkeypatch, dropout, forgotten):
+def test_without_any_one_part_of_the_state_the_resumed_run_differs(tmp_path, monkeypatch, dropout, forgotten):
     """So the test above can see each of them."""
     straight = train(LOOM, settings(tmp_path))
     copy = cut_back(straight.run, 10, tmp_path / "runs" / "copy")

@@ -30,6 +30,7 @@ from minilooped.data.storage import (
 # One file and its header
 
 
+@pytest.mark.slow
 @given(text=st.text(min_size=1))
 def test_token_files_round_trip(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("tokens") / "split.bin"

@@ -200,6 +200,7 @@ def test_curve_needs_a_whole_grid():
 # Tasks
 
 
+@pytest.mark.slow
 def test_language_model_is_what_the_trainer_trains(tmp_path):
     """The same weights, batches, schedule and updates: the same loss as a run, to the last bit."""
     settings = TrainConfig(
@@ -281,6 +282,7 @@ def test_regression_tells_loops_from_layers_and_from_none_and_decay_from_a_const
     assert len({one, loops, layers, replace(TINY, decay=False)(Trial("none", 1, 1, 0.05, 0))}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_the_best_learning_rate_moves_without_scaling_and_not_with_it(weight_decay):
     """Measured by a sweep, with and without weight decay: a flat norm at the start would not prove it."""

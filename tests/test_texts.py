@@ -79,6 +79,7 @@ def test_length_and_split_are_said(tmp_path, capsys):
     assert "1 document of 1,200 characters" in out and "1,080 to train on, 120 to validate on" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["char", "gpt2"])
 @pytest.mark.parametrize("kind", ["ascii", "japanese"])
 def test_a_text_is_prepared_and_loaded_in_a_few_times_its_size(tmp_path, tokenizer, kind):

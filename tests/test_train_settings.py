@@ -110,7 +110,7 @@ def test_the_device_is_chosen_with_a_reason(monkeypatch):
         ("mps", True, torch.float32),
     ],
 )
-def test_case_C11_bfloat16_only_where_the_hardware_computes_in_it(monkeypatch, device, bf16_hardware, dtype):
+def test_bfloat16_only_where_the_hardware_computes_in_it(monkeypatch, device, bf16_hardware, dtype):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16_hardware)
     monkeypatch.setattr(
         torch.cpu, "get_capabilities", lambda: dict(avx512_bf16=bf16_hardware, avx2=True), raising=False

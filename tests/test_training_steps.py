@@ -36,7 +36,7 @@ def rates(**changes) -> list[float]:
         (1000, 100, 300),
     ],
 )
-def test_case_C4_every_schedule_is_defined_and_positive(schedule, min_lr_ratio, max_steps, warmup_steps, decay_steps):
+def test_every_schedule_is_defined_and_positive(schedule, min_lr_ratio, max_steps, warmup_steps, decay_steps):
     lrs = rates(
         schedule=schedule,
         min_lr_ratio=min_lr_ratio,
@@ -49,7 +49,7 @@ def test_case_C4_every_schedule_is_defined_and_positive(schedule, min_lr_ratio, 
     assert lrs[: peak + 1] == sorted(lrs[: peak + 1]) and lrs[peak:] == sorted(lrs[peak:], reverse=True)
 
 
-def test_case_C5_the_first_update_has_a_learning_rate():
+def test_the_first_update_has_a_learning_rate():
     assert rates(max_steps=10, warmup_steps=4, schedule="wsd", decay_steps=0)[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates(max_steps=10, warmup_steps=0)[0] == 1.0
 
@@ -82,7 +82,7 @@ def test_whole_numbers_serve_as_betas(tmp_path):
 
 @BOTH
 @pytest.mark.parametrize("ignored", [0, 19])
-def test_case_C9_four_micro_batches_of_two_equal_one_of_eight(model_config, ignored):
+def test_four_micro_batches_of_two_equal_one_of_eight(model_config, ignored):
     """Loss and gradient, with micro-batches that hold 0 to 16 targets."""
     model_config = replace(model_config, z_coef=0.0, balance="none")  # auxiliary losses are means over all tokens
     results = []
@@ -103,7 +103,7 @@ def test_case_C9_four_micro_batches_of_two_equal_one_of_eight(model_config, igno
         torch.testing.assert_close(grad, grads_2[name], atol=1e-6, rtol=1e-6)
 
 
-def test_case_C9_the_logged_loss_is_the_mean_of_the_step(tmp_path):
+def test_the_logged_loss_is_the_mean_of_the_step(tmp_path):
     """The whole trainer, 4 x 2 against 1 x 8: the stream draws the same windows."""
     logs = [
         train(DENSE, settings(tmp_path, batch_size=b, grad_accum=a, dtype="float32")).history
