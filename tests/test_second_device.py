@@ -1,20 +1,25 @@
 """Wherever a model was trained, what looks at it asks where it lives, and sees the same numbers as on the CPU."""
 
+import ast
 import json
 import re
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import MOE, tiny
 from second_device import DEVICE, There, second_device
 
-from minilooped.course import plots, widgets
-from minilooped.data import CharTokenizer
+from minilooped import data, train
+from minilooped.course import checks, plots, widgets
+from minilooped.data import CharTokenizer, load_corpus
 from minilooped.data.tasks import Task
 from minilooped.model import LoopedGPT
-from minilooped.science import probes
+from minilooped.presets import PRESETS
+from minilooped.science import probes, sweep
 from minilooped.train import evaluate, loop_rms, sample
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
@@ -102,7 +107,7 @@ def test_every_probe_that_takes_a_model_is_tried():
         for name, value in vars(probes).items()
         if callable(value) and next(iter(getattr(value, "__annotations__", {}).items()), ("", ""))[0] == "model"
     }
-    assert taking - {"watched", "beside", "routers_of"} <= PROBES.keys()
+    assert taking - {"watched", "beside", "routers_of"} <= PROBES.keys()  # those two move nothing
 
 
 def test_the_second_device_refuses_to_mix():
@@ -114,6 +119,15 @@ def test_the_second_device_refuses_to_mix():
         logits, _ = model(X.to(DEVICE))
         with pytest.raises(TypeError, match="Tensor.cpu"):
             logits.detach().numpy()
+        with pytest.raises(TypeError, match="no float64"):
+            logits.double()
+        with pytest.raises(RuntimeError, match="same device"):
+            X[X.to(DEVICE)]  # indices of the device into a tensor of the CPU
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.stack([logits.mean(), torch.tensor(1.0)])  # joined, a number without dimensions may not mix either
+        assert (
+            torch.equal(logits[0][X[0]].cpu(), logits.cpu()[0][X[0]]) and (logits.mean() * torch.tensor(2.0)).isfinite()
+        )
         assert logits.device == DEVICE and logits.cpu().device.type == "cpu"
 
 
@@ -134,23 +148,95 @@ def test_a_widget_finds_its_models_where_they_are(draw, monkeypatch):
     assert shown[0] == shown[1]
 
 
-def cell_with(chapter: int, text: str) -> str:
-    cells = json.loads(NOTEBOOKS[chapter].read_text(encoding="utf-8"))["cells"]
-    (found,) = ("".join(c["source"]) for c in cells if c["cell_type"] == "code" and text in "".join(c["source"]))
-    return found
+def cells(chapter: int) -> dict[str, str]:
+    """The code cells of a chapter, by id."""
+    found = json.loads(NOTEBOOKS[chapter].read_text(encoding="utf-8"))["cells"]
+    return {cell["id"]: "".join(cell["source"]) for cell in found if cell["cell_type"] == "code"}
 
 
-def test_the_first_lessons_loop_runs_where_its_model_is(capsys):
-    """Chapter 0, the loop in four lines: on a GPU this cell was the first to break."""
-    tokenizer = CharTokenizer("To be, rnt")  # ten of the model's eleven tokens
+# The cells in which a chapter looks at a model that it has trained, and those that they need.
+LOOKING = {
+    0: "cell-01 cell-03 cell-05 cell-08 cell-10 cell-12 cell-16 cell-18 cell-20",
+    6: "cell-01 cell-03 cell-16 cell-56",
+    7: "cell-01 cell-22 cell-24 cell-27 cell-27a",
+    11: "cell-01 cell-03 cell-04 cell-08 cell-11 cell-14 cell-16 cell-18 cell-19 cell-21 cell-23 cell-27 cell-28 cell-29",
+}
+
+
+@pytest.fixture
+def small_trainings_there(monkeypatch, tmp_path):
+    """Whatever a chapter trains is trained on the second device: two steps, on a piece of the text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checks.ch00_start_here, "pick_device", lambda: (DEVICE, "a test says so"))
+    monkeypatch.setattr("minilooped.engine.machine.pick_device", lambda asked="auto": (DEVICE, "a test says so"))
+    # Sizes are reckoned on torch's own "meta", whose name the second device has.
+    monkeypatch.setattr(train, "refuse_what_cannot_fit", lambda *_: None)
+    corpus = load_corpus("shakespeare")
+    piece = replace(corpus, train=corpus.train[:20_000], val=corpus.val[:3_000])
+    for module in (data, train, sweep):
+        monkeypatch.setattr(module, "load_corpus", lambda *_: piece)
+    whole_run, steps, whole_sample = train.train, train.training_steps, train.sample
+    monkeypatch.setattr(train, "train", lambda model, config: whole_run(model, replace(config, max_steps=2)))
+    monkeypatch.setattr(sweep, "training_steps", lambda *args, **options: islice(steps(*args, **options), 2))
+    short = dict(max_new_tokens=3)
+    for module in (train, probes.loops):
+        monkeypatch.setattr(module, "sample", lambda *args, **options: whole_sample(*args, **options | short))
+
+
+def with_imports(chapter: int) -> dict[str, Any]:
+    """A namespace in which all import statements of the chapter have run."""
+    space: dict[str, Any] = {}
+    for code in cells(chapter).values():
+        for statement in ast.parse(code).body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(statement), space)
+    return space
+
+
+class WithoutAsserts(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.Pass:
+        return ast.Pass()
+
+
+@pytest.mark.parametrize("chapter", LOOKING)
+def test_a_chapters_cells_run_where_its_models_are(chapter, small_trainings_there, shown):
+    """On a GPU the first lesson was the first to break. What a cell asserts about losses takes a whole training."""
     with second_device():
-        space = dict(torch=torch, model=model_of("dense").to(DEVICE), tokenizer=tokenizer)
-        exec(cell_with(0, "h, _, _ = model.run_loop(h, loop, x0)").replace(", or not to be", ""), space)
-    assert "stream (1," in capsys.readouterr().out
+        space = with_imports(chapter)
+        for name in LOOKING[chapter].split():
+            tree = WithoutAsserts().visit(ast.parse(cells(chapter)[name]))
+            exec(compile(ast.fix_missing_locations(tree), f"{NOTEBOOKS[chapter].stem}, {name}", "exec"), space)
+    models = [space.get("model"), *space.get("models", {}).values(), space.get("fixed")]
+    assert any(isinstance(model, LoopedGPT) and model.wte.weight.device == DEVICE for model in models)
 
 
-def test_what_the_chapters_train_names_its_device_and_no_cell_looks_for_files_beside_itself():
-    for path in NOTEBOOKS:
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            code = "".join(cell["source"]) if cell["cell_type"] == "code" else ""
-            assert not re.search(r"""["']\.\.["'/]""", code), f"{path.name}: a kernel may start anywhere\n{code}"
+def test_what_a_chapter_trains_names_its_device():
+    """The numbers of the chapters, and the bounds that they assert, are those of a CPU."""
+    assert all(PRESETS[name].train.device == "cpu" for name in ("shakespeare", "shakespeare-moe"))
+    for chapter, path in enumerate(NOTEBOOKS):
+        code = "\n".join(cells(chapter).values())
+        if re.search(r"\bTrainConfig\(|minilooped train --preset", code):
+            assert re.search(r"""device["']?[=:] ?["']cpu|--device cpu""", code), path.name
+
+
+def test_no_cell_looks_for_files_beside_the_kernel():
+    """The kernel of VS Code and of papermill starts in the root, that of JupyterLab beside the notebook."""
+    for chapter, path in enumerate(NOTEBOOKS):
+        for name, code in cells(chapter).items():
+            assert not re.search(r"""["'](\.\.|data/|notebooks/)""", code), f"{path.name}, {name}"
+
+
+RECORDED = [chapter for chapter in range(len(NOTEBOOKS)) if any("RESULTS" in code for code in cells(chapter).values())]
+
+
+@pytest.mark.parametrize("chapter", RECORDED)
+def test_recorded_results_are_found_wherever_a_kernel_starts(chapter, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    space, read = with_imports(chapter), 0
+    for code in cells(chapter).values():
+        for statement in ast.parse(code).body:
+            names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+            if isinstance(statement, ast.Assign) and names & {"RESULTS", "results"}:
+                exec(ast.unparse(statement), space)
+                read += 1
+    assert read
