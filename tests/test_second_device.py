@@ -156,7 +156,7 @@ def cells(chapter: int) -> dict[str, str]:
 
 # The cells in which a chapter looks at a model that it has trained, and those that they need.
 LOOKING = {
-    0: "cell-01 cell-03 cell-05 cell-08 cell-10 cell-12 cell-16 cell-18 cell-20",
+    0: "cell-01 cell-03 cell-05 cell-07 cell-08 cell-10 cell-12 cell-16 cell-18 cell-20",
     6: "cell-01 cell-03 cell-16 cell-56",
     7: "cell-01 cell-22 cell-24 cell-27 cell-27a",
     11: "cell-01 cell-03 cell-04 cell-08 cell-11 cell-14 cell-16 cell-18 cell-19 cell-21 cell-23 cell-27 cell-28 cell-29",
@@ -172,7 +172,7 @@ def small_trainings_there(monkeypatch, tmp_path):
     # Sizes are reckoned on torch's own "meta", whose name the second device has.
     monkeypatch.setattr(train, "refuse_what_cannot_fit", lambda *_: None)
     corpus = load_corpus("shakespeare")
-    piece = replace(corpus, train=corpus.train[:20_000], val=corpus.val[:3_000])
+    piece = replace(corpus, train=corpus.train[:20_000], val=corpus.val[:1_100])
     for module in (data, train, sweep):
         monkeypatch.setattr(module, "load_corpus", lambda *_: piece)
     whole_run, steps, whole_sample = train.train, train.training_steps, train.sample
