@@ -1,6 +1,7 @@
 """Wherever a model was trained, what looks at it asks where it lives, and sees the same numbers as on the CPU."""
 
 import ast
+import inspect
 import json
 import re
 from dataclasses import fields, is_dataclass, replace
@@ -14,7 +15,7 @@ from helpers import MOE, tiny
 from second_device import DEVICE, There, second_device
 
 from minilooped import data, train
-from minilooped.course import checks, plots, widgets
+from minilooped.course import checks, widgets
 from minilooped.data import CharTokenizer, load_corpus
 from minilooped.data.tasks import Task
 from minilooped.model import LoopedGPT
@@ -131,21 +132,28 @@ def test_the_second_device_refuses_to_mix():
         assert logits.device == DEVICE and logits.cpu().device.type == "cpu"
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda models: widgets.draw_router_map(models, TOKENIZER, "model", "abca"),
-        lambda models: widgets.draw_loops({"dial": torch.rand(2, 4)}, models, TOKENIZER, "dial", "model", 2, "abcabca"),
-    ],
-    ids=["router_map", "loop_lens"],
-)
-def test_a_widget_finds_its_models_where_they_are(draw, monkeypatch):
-    shown = []
-    monkeypatch.setattr(plots, "show", lambda ax, alt: shown.append(alt))
-    draw({"model": model_of("experts")})
+DIALS = {"dial": torch.rand(2, 4)}  # recorded losses, (seeds, loops)
+# Every widget that looks at models of the reader's.
+DRAWS = {
+    "draw_router_map": lambda models: widgets.draw_router_map(models, TOKENIZER, "model", "abca"),
+    "draw_loops": lambda models: widgets.draw_loops(DIALS, models, TOKENIZER, "dial", "model", 2, "abcabca"),
+    "router_map": lambda models: widgets.router_map(models, TOKENIZER, "abca"),
+    "loop_lens": lambda models: widgets.loop_lens(DIALS, models, TOKENIZER, "abcabca"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_widget_finds_its_models_where_they_are(name, shown):
+    DRAWS[name]({"model": model_of("experts")})
     with second_device():
-        draw({"model": model_of("experts").to(DEVICE)})
-    assert shown[0] == shown[1]
+        DRAWS[name]({"model": model_of("experts").to(DEVICE)})
+    here, there = shown
+    assert here.alt == there.alt and here.data == there.data
+
+
+def test_every_widget_that_takes_models_is_tried():
+    functions = inspect.getmembers(widgets, inspect.isfunction)
+    assert {name for name, widget in functions if "models" in inspect.signature(widget).parameters} == DRAWS.keys()
 
 
 def cells(chapter: int) -> dict[str, str]:
@@ -154,12 +162,12 @@ def cells(chapter: int) -> dict[str, str]:
     return {cell["id"]: "".join(cell["source"]) for cell in found if cell["cell_type"] == "code"}
 
 
-# The cells in which a chapter looks at a model that it has trained, and those that they need.
+# The cells, by number, in which a chapter looks at a model that it has trained, and those that they need.
 LOOKING = {
-    0: "cell-01 cell-03 cell-05 cell-07 cell-08 cell-10 cell-12 cell-16 cell-18 cell-20",
-    6: "cell-01 cell-03 cell-16 cell-56",
-    7: "cell-01 cell-22 cell-24 cell-27 cell-27a",
-    11: "cell-01 cell-03 cell-04 cell-08 cell-11 cell-14 cell-16 cell-18 cell-19 cell-21 cell-23 cell-27 cell-28 cell-29",
+    0: "01 03 05 07 08 10 12 16 18 20",
+    6: "01 03 16 56",
+    7: "01 22 24 27 27a",
+    11: "01 03 04 08 11 14 16 18 19 21 23 27 28 29",
 }
 
 
@@ -203,9 +211,9 @@ def test_a_chapters_cells_run_where_its_models_are(chapter, small_trainings_ther
     """On a GPU the first lesson was the first to break. What a cell asserts about losses takes a whole training."""
     with second_device():
         space = with_imports(chapter)
-        for name in LOOKING[chapter].split():
-            tree = WithoutAsserts().visit(ast.parse(cells(chapter)[name]))
-            exec(compile(ast.fix_missing_locations(tree), f"{NOTEBOOKS[chapter].stem}, {name}", "exec"), space)
+        for number in LOOKING[chapter].split():
+            tree = WithoutAsserts().visit(ast.parse(cells(chapter)[f"cell-{number}"]))
+            exec(compile(ast.fix_missing_locations(tree), f"{NOTEBOOKS[chapter].stem}, cell-{number}", "exec"), space)
     models = [space.get("model"), *space.get("models", {}).values(), space.get("fixed")]
     assert any(isinstance(model, LoopedGPT) and model.wte.weight.device == DEVICE for model in models)
 
