@@ -108,7 +108,7 @@ def test_every_probe_that_takes_a_model_is_tried():
         for name, value in vars(probes).items()
         if callable(value) and next(iter(getattr(value, "__annotations__", {}).items()), ("", ""))[0] == "model"
     }
-    assert taking - {"watched", "beside", "routers_of"} <= PROBES.keys()  # those two move nothing
+    assert taking - {"watched", "routers_of"} <= PROBES.keys()  # those two compute nothing
 
 
 def test_the_second_device_refuses_to_mix():
