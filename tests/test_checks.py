@@ -103,7 +103,12 @@ def public_checkers() -> set:
         for name, value in vars(checks).items()
         if str(getattr(value, "__module__", "")).startswith(checks.__name__)
     }
-    return {f for f in own if f.__name__[0] != "_"} - {checks.installation, checks.compare, checks.passed}
+    return {f for f in own if f.__name__[0] != "_"} - {
+        checks.installation,
+        checks.compare,
+        checks.passed,
+        checks.exercise,
+    }
 
 
 def test_every_checker_is_tested():
@@ -274,3 +279,17 @@ def test_a_checker_leaves_the_readers_generator_alone(checker):
     before = torch.get_rng_state()
     checker(RIGHT[checker])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("checker", WRONG, ids=lambda checker: checker.__name__)
+def test_a_wrong_answer_is_told_the_same_whenever_it_is_checked(checker):
+    def told(answer) -> str:
+        with pytest.raises(AssertionError) as error:
+            checker(answer)
+        return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.4g}", str(error.value))  # but for rounding
+
+    for answer, _ in WRONG[checker].values():
+        torch.manual_seed(1)
+        first = told(answer)
+        torch.manual_seed(2)
+        assert told(answer) == first

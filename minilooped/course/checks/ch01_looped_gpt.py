@@ -32,7 +32,7 @@ def tied_gradient(answer: Callable[[Tensor, int], Tensor]) -> None:
     """Exercise: the gradient of the shared matrices from those of the untied copies."""
     name = "tied_gradient"
     for n_layer, n_loop in ((1, 4), (3, 2), (2, 3)):
-        torch.manual_seed(n_layer)
+        torch.default_generator.manual_seed(n_layer)
         grads = torch.randn(n_layer * n_loop, 4, 5, dtype=torch.float64)
         expected = torch.stack([grads[layer::n_layer].sum(dim=0) for layer in range(n_layer)])
         if not compare(f"{name} of {n_layer} blocks x {n_loop} loops", answer(grads, n_layer), expected, 1e-10):

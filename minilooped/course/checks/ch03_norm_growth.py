@@ -33,7 +33,7 @@ def mean_loop_cosine(answer: Callable[[list[Tensor]], float]) -> None:
     """Exercise: the mean cosine between the increments of different loops."""
     name = "mean_loop_cosine"
     for n_loop, drift in ((2, 0.0), (4, 1.0), (7, 0.5)):
-        torch.manual_seed(n_loop)
+        torch.default_generator.manual_seed(n_loop)
         heading = torch.randn(2, 5, 8)
         steps = [drift * heading + torch.randn(2, 5, 8) for _ in range(n_loop)]
         states = list(torch.stack([torch.randn(2, 5, 8), *steps]).cumsum(0))  # N + 1 streams (B, T, C)

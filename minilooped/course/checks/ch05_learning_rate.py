@@ -58,7 +58,7 @@ def direct_and_passed_on(answer: Callable[[Tensor, Tensor, Tensor, int, float], 
     name = "direct_and_passed_on"
     phi = toy.BRANCHES["pre_norm"]
     for N, d, eps in ((1, 4, 1.0), (3, 6, 0.5), (8, 16, 0.125)):
-        torch.manual_seed(N)  # not any draw will do: where h0 < 0 in every entry, nothing moves
+        torch.default_generator.manual_seed(N)  # not any draw will do: where h0 < 0 in every entry, nothing moves
         W, dW = torch.randn(2, d, d, dtype=torch.float64) * torch.tensor([1.0, 0.1])[:, None, None] / d**0.5
         h0 = torch.randn(d, dtype=torch.float64)
         before, after = (toy.recursion(w[None, None], h0[None], N, eps).h[0] for w in (W, W + dW))  # (N + 1, d) each
