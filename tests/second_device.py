@@ -2,7 +2,8 @@
 
 Inside `second_device()` a tensor that is made on, or moved to, the device "meta" is wrapped, and every operation runs
 on what is in the wrapping. An operation that mixes such a tensor with one that stayed on the CPU raises, as on a GPU.
-So does a conversion to NumPy. Numbers without dimensions may mix, as they may on a GPU.
+So does a conversion to NumPy, and, as on an Apple GPU, float64. What may mix on a GPU may mix here: numbers without
+dimensions in arithmetic, and indices on the CPU into a tensor on the device.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ class There(torch.Tensor):
 
     @staticmethod
     def __new__(cls, here: torch.Tensor):
+        if here.dtype in (torch.float64, torch.complex128):
+            raise TypeError("the second device has no float64, as an Apple GPU has none")
         wrapper = torch.Tensor._make_wrapper_subclass(
             cls,
             here.size(),
@@ -52,7 +55,21 @@ class There(torch.Tensor):
     __array__ = numpy
 
 
-MAY_MIX = {"copy_", "_to_copy", "index_put_", "index_put", "index", "set_"}  # as on CUDA: indices may lie on the CPU
+MOVES = {"copy_", "_to_copy", "set_"}
+JOINS = {"cat", "stack"}
+INDEXES = {"index", "index_put", "index_put_"}
+
+
+def mixes(name: str, args: tuple, strangers: list[torch.Tensor]) -> bool:
+    """Whether a GPU would refuse this operation on tensors of its own together with these of the CPU."""
+    if name in MOVES:
+        return False
+    if name in JOINS:
+        return bool(strangers)
+    if name in INDEXES:  # the indices may lie on the CPU, and a single value
+        values = args[2:3]
+        return not isinstance(args[0], There) or any(v.dim() and not isinstance(v, There) for v in values)
+    return any(value.dim() for value in strangers)
 
 
 def run(func, args, kwargs):
@@ -62,7 +79,7 @@ def run(func, args, kwargs):
     name = func.overloadpacket.__name__
     asked = kwargs.get("device")
     moves = asked is not None and "device" in kwargs
-    if there and name not in MAY_MIX and any(value.dim() and not isinstance(value, There) for value in tensors):
+    if there and mixes(name, args, [value for value in tensors if not isinstance(value, There)]):
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found meta and cpu")
     to_there = torch.device(asked) == DEVICE if moves else bool(there)
     inside = tree_map(lambda value: value.here if isinstance(value, There) else value, (args, kwargs))

@@ -1,22 +1,26 @@
 """Wherever a model was trained, what looks at it asks where it lives, and sees the same numbers as on the CPU."""
 
+import ast
+import inspect
 import json
 import re
-from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from helpers import MOE, tiny
 from second_device import DEVICE, There, second_device
 
-from minilooped.course import plots, widgets
-from minilooped.data import CharTokenizer
+from minilooped import data, train
+from minilooped.course import checks, widgets
+from minilooped.data import CharTokenizer, load_corpus
 from minilooped.data.tasks import Task
 from minilooped.model import LoopedGPT
-from minilooped.science import probes
+from minilooped.presets import PRESETS
+from minilooped.science import probes, sweep
 from minilooped.train import evaluate, loop_rms, sample
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
@@ -118,82 +122,131 @@ def test_the_second_device_refuses_to_mix():
         logits, _ = model(X.to(DEVICE))
         with pytest.raises(TypeError, match="Tensor.cpu"):
             logits.detach().numpy()
+        with pytest.raises(TypeError, match="no float64"):
+            logits.double()
+        with pytest.raises(RuntimeError, match="same device"):
+            X[X.to(DEVICE)]  # indices of the device into a tensor of the CPU
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.stack([logits.mean(), torch.tensor(1.0)])  # joined, a number without dimensions may not mix either
+        assert (
+            torch.equal(logits[0][X[0]].cpu(), logits.cpu()[0][X[0]]) and (logits.mean() * torch.tensor(2.0)).isfinite()
+        )
         assert logits.device == DEVICE and logits.cpu().device.type == "cpu"
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda models: widgets.draw_router_map(models, TOKENIZER, "model", "abca"),
-        lambda models: widgets.draw_loops({"dial": torch.rand(2, 4)}, models, TOKENIZER, "dial", "model", 2, "abcabca"),
-    ],
-    ids=["router_map", "loop_lens"],
-)
-def test_a_widget_finds_its_models_where_they_are(draw, monkeypatch):
-    shown = []
-    monkeypatch.setattr(plots, "show", lambda ax, alt: shown.append(alt))
-    draw({"model": model_of("experts")})
+DIALS = {"dial": torch.rand(2, 4)}  # recorded losses, (seeds, loops)
+# Every widget that looks at models of the reader's.
+DRAWS = {
+    "draw_router_map": lambda models: widgets.draw_router_map(models, TOKENIZER, "model", "abca"),
+    "draw_loops": lambda models: widgets.draw_loops(DIALS, models, TOKENIZER, "dial", "model", 2, "abcabca"),
+    "router_map": lambda models: widgets.router_map(models, TOKENIZER, "abca"),
+    "loop_lens": lambda models: widgets.loop_lens(DIALS, models, TOKENIZER, "abcabca"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_widget_finds_its_models_where_they_are(name, shown):
+    DRAWS[name]({"model": model_of("experts")})
     with second_device():
-        draw({"model": model_of("experts").to(DEVICE)})
-    assert shown[0] == shown[1]
+        DRAWS[name]({"model": model_of("experts").to(DEVICE)})
+    here, there = shown
+    assert here.alt == there.alt and here.data == there.data
 
 
-def cell_with(chapter: int, text: str) -> str:
-    cells = json.loads(NOTEBOOKS[chapter].read_text(encoding="utf-8"))["cells"]
-    (found,) = ("".join(c["source"]) for c in cells if c["cell_type"] == "code" and text in "".join(c["source"]))
-    return found
+def test_every_widget_that_takes_models_is_tried():
+    functions = inspect.getmembers(widgets, inspect.isfunction)
+    assert {name for name, widget in functions if "models" in inspect.signature(widget).parameters} == DRAWS.keys()
 
 
-def test_the_first_lessons_loop_runs_where_its_model_is(capsys):
-    """Chapter 0, the loop in four lines: on a GPU this cell was the first to break."""
-    tokenizer = CharTokenizer("To be, rnt")  # ten of the model's eleven tokens
-    with second_device():
-        space = dict(torch=torch, model=model_of("dense").to(DEVICE), tokenizer=tokenizer)
-        exec(cell_with(0, "h, _, _ = model.run_loop(h, loop, x0)").replace(", or not to be", ""), space)
-    assert "stream (1," in capsys.readouterr().out
+def cells(chapter: int) -> dict[str, str]:
+    """The code cells of a chapter, by id."""
+    found = json.loads(NOTEBOOKS[chapter].read_text(encoding="utf-8"))["cells"]
+    return {cell["id"]: "".join(cell["source"]) for cell in found if cell["cell_type"] == "code"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["h = x0 = fixed.eval().embed(idx[None])", "said = torch.stack([fixed.logits(h).argmax(-1)"],
-    ids=["lens_by_hand", "letters_that_change"],
-)
-def test_the_cells_of_chapter_11_run_where_their_models_are(text, capsys):
-    """What they print is the same on both devices; the assertions are about trained models, and left out."""
-    code = re.sub(r"^assert (shares|min).*$", "", cell_with(11, text), flags=re.MULTILINE)
-    task = SimpleNamespace(windows=[(tokens(i), tokens(i + 1)) for i in range(4)], corpus=SimpleNamespace())
-    task.corpus.tokenizer = TOKENIZER
-    printed = []
-    for device in ("cpu", DEVICE):
-        with second_device() if device == DEVICE else nullcontext():
-            model = model_of("four loops").to(device)
-            exec(code, dict(torch=torch, probes=probes, task=task, text="abcabcabc", fixed=model, live={"one": model}))
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] != ""
+# The cells, by number, in which a chapter looks at a model that it has trained, and those that they need.
+LOOKING = {
+    0: "01 03 05 07 08 10 12 16 18 20",
+    6: "01 03 16 56",
+    7: "01 22 24 27 27a",
+    11: "01 03 04 08 11 14 16 18 19 21 23 27 28 29",
+}
 
 
-def code_cells(path: Path) -> list[str]:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_no_cell_looks_for_files_beside_itself(path):
-    for code in code_cells(path):
-        assert not re.search(r"""["']\.\.["'/]""", code), f"a kernel may start anywhere\n{code}"
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_a_chapter_trains_by_itself_is_on_a_device_that_it_names(path):
-    """Its later cells have tokens on the CPU. Chapters 0 and 3 let the trainer choose, and ask the model."""
-    cells = code_cells(path)
-    if any("LanguageModel(" in code for code in cells):
-        training = next(code for code in cells if "TrainConfig(" in code)
-        assert re.search(r"""device["']?\s*[=:]\s*["']cpu["']""", training), training
-
-
-def test_a_cell_finds_the_recorded_results_wherever_its_kernel_starts(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def small_trainings_there(monkeypatch, tmp_path):
+    """Whatever a chapter trains is trained on the second device: two steps, on a piece of the text."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "show", lambda ax, alt: None)
-    exec(cell_with(3, 'RESULTS / "six_panels.json"'), dict(plots=plots))
-    assert capsys.readouterr().out.startswith("python benchmarks/six_panels.py on 20")
+    monkeypatch.setattr(checks.ch00_start_here, "pick_device", lambda: (DEVICE, "a test says so"))
+    monkeypatch.setattr("minilooped.engine.machine.pick_device", lambda asked="auto": (DEVICE, "a test says so"))
+    # Sizes are reckoned on torch's own "meta", whose name the second device has.
+    monkeypatch.setattr(train, "refuse_what_cannot_fit", lambda *_: None)
+    corpus = load_corpus("shakespeare")
+    piece = replace(corpus, train=corpus.train[:20_000], val=corpus.val[:1_100])
+    for module in (data, train, sweep):
+        monkeypatch.setattr(module, "load_corpus", lambda *_: piece)
+    whole_run, steps, whole_sample = train.train, train.training_steps, train.sample
+    monkeypatch.setattr(train, "train", lambda model, config: whole_run(model, replace(config, max_steps=2)))
+    monkeypatch.setattr(sweep, "training_steps", lambda *args, **options: islice(steps(*args, **options), 2))
+    short = dict(max_new_tokens=3)
+    for module in (train, probes.loops):
+        monkeypatch.setattr(module, "sample", lambda *args, **options: whole_sample(*args, **options | short))
+
+
+def with_imports(chapter: int) -> dict[str, Any]:
+    """A namespace in which all import statements of the chapter have run."""
+    space: dict[str, Any] = {}
+    for code in cells(chapter).values():
+        for statement in ast.parse(code).body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(statement), space)
+    return space
+
+
+class WithoutAsserts(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.Pass:
+        return ast.Pass()
+
+
+@pytest.mark.parametrize("chapter", LOOKING)
+def test_a_chapters_cells_run_where_its_models_are(chapter, small_trainings_there, shown):
+    """On a GPU the first lesson was the first to break. What a cell asserts about losses takes a whole training."""
+    with second_device():
+        space = with_imports(chapter)
+        for number in LOOKING[chapter].split():
+            tree = WithoutAsserts().visit(ast.parse(cells(chapter)[f"cell-{number}"]))
+            exec(compile(ast.fix_missing_locations(tree), f"{NOTEBOOKS[chapter].stem}, cell-{number}", "exec"), space)
+    models = [space.get("model"), *space.get("models", {}).values(), space.get("fixed")]
+    assert any(isinstance(model, LoopedGPT) and model.wte.weight.device == DEVICE for model in models)
+
+
+def test_what_a_chapter_trains_names_its_device():
+    """The numbers of the chapters, and the bounds that they assert, are those of a CPU."""
+    assert all(PRESETS[name].train.device == "cpu" for name in ("shakespeare", "shakespeare-moe"))
+    for chapter, path in enumerate(NOTEBOOKS):
+        code = "\n".join(cells(chapter).values())
+        if re.search(r"\bTrainConfig\(|minilooped train --preset", code):
+            assert re.search(r"""device["']?[=:] ?["']cpu|--device cpu""", code), path.name
+
+
+def test_no_cell_looks_for_files_beside_the_kernel():
+    """The kernel of VS Code and of papermill starts in the root, that of JupyterLab beside the notebook."""
+    for chapter, path in enumerate(NOTEBOOKS):
+        for name, code in cells(chapter).items():
+            assert not re.search(r"""["'](\.\.|data/|notebooks/)""", code), f"{path.name}, {name}"
+
+
+RECORDED = [chapter for chapter in range(len(NOTEBOOKS)) if any("RESULTS" in code for code in cells(chapter).values())]
+
+
+@pytest.mark.parametrize("chapter", RECORDED)
+def test_recorded_results_are_found_wherever_a_kernel_starts(chapter, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    space, read = with_imports(chapter), 0
+    for code in cells(chapter).values():
+        for statement in ast.parse(code).body:
+            names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+            if isinstance(statement, ast.Assign) and names & {"RESULTS", "results"}:
+                exec(ast.unparse(statement), space)
+                read += 1
+    assert read

@@ -177,20 +177,20 @@ def test_exponent_prints_without_a_negative_zero():
 # What the paper says
 
 
-def test_sum_law_at_bounded_eps():  # P1-c
+def test_sum_law_at_bounded_eps():
     assert slope(toy.sums_of_squares(toy.growth(DEPTHS, 1.0, tied=True, branch="relu"))) == pytest.approx(2, abs=0.1)
     untied = toy.growth(DEPTHS, 0.5, tied=False, branch="relu")
     assert slope(toy.sums_of_squares(untied)) == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 1), ("sqrt", 0.5), ("inverse", 0)])
-def test_tied_slopes_with_a_normalised_branch(rule, expected):  # P1-b
+def test_tied_slopes_with_a_normalised_branch(rule, expected):
     runs = toy.growth(DEPTHS, ALPHAS[rule], tied=True)
     assert slope(toy.final_norms(runs)) == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.5), ("sqrt", 0), ("inverse", 0)])
-def test_untied_slopes_with_a_normalised_branch(rule, expected):  # P1-a
+def test_untied_slopes_with_a_normalised_branch(rule, expected):
     runs = toy.growth(DEPTHS, ALPHAS[rule], tied=False)
     assert slope(toy.final_norms(runs)) == pytest.approx(expected, abs=0.1)
 
@@ -261,9 +261,7 @@ def test_gain_on_non_negative_vectors_is_that_of_the_theorem():
 @pytest.mark.parametrize(
     ("rule", "expected", "tolerance"), [("none", 1, 0.2), ("sqrt", 0.5, 0.15), ("inverse", 0, 0.1)]
 )
-def test_output_moves_by_eta_eps_n(
-    rule, expected, tolerance
-):  # Theorem 2; P1-e. The bound's exponential shows a little
+def test_output_moves_by_eta_eps_n(rule, expected, tolerance):  # Theorem 2. The bound's exponential shows a little
     weights, h0 = toy.draw(seeds=4)
     change = {
         eta: torch.stack([toy.output_change(weights, h0, N, N ** -ALPHAS[rule], eta) for N in DEPTHS], 1)

@@ -121,10 +121,11 @@ def growth(
     seed: int = 0,
 ) -> list[Run]:
     """A run for each depth N with eps = N^-alpha: N visits of one matrix, or one visit of each of N matrices."""
+    steps = [(n, float(n) ** -alpha) for n in depths]  # NumPy takes no negative power of one of its integers
     if tied:
         weights, h0 = draw(d=d, seeds=seeds, seed=seed)
-        return [recursion(weights, h0, n, n**-alpha, branch) for n in depths]
-    return [untied(n, n**-alpha, branch, d=d, seeds=seeds, seed=seed) for n in depths]
+        return [recursion(weights, h0, n, eps, branch) for n, eps in steps]
+    return [untied(n, eps, branch, d=d, seeds=seeds, seed=seed) for n, eps in steps]
 
 
 def final_norms(runs: Sequence[Run]) -> Tensor:

@@ -22,12 +22,12 @@ from .ch04_scaling_rules import gram_sum as gram_sum
 from .ch04_scaling_rules import literal_lam as literal_lam
 from .ch05_learning_rate import carried_lr as carried_lr
 from .ch05_learning_rate import coherence as coherence
+from .ch05_learning_rate import direct_and_passed_on as direct_and_passed_on
 from .ch05_learning_rate import octaves as octaves
 from .ch06_deeploop import by_visit as by_visit
 from .ch06_deeploop import deeploop_visit as deeploop_visit
 from .ch06_deeploop import multipliers as multipliers
 from .ch06_deeploop import smallest_exponent as smallest_exponent
-from .ch07_experts import direct_and_passed_on as direct_and_passed_on
 from .ch07_experts import jaccard as jaccard
 from .ch07_experts import overlap_by_chance as overlap_by_chance
 from .ch07_experts import routing_weights as routing_weights
