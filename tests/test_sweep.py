@@ -13,7 +13,7 @@ from tiny_runs import DENSE, LOOM, prepared
 
 from minilooped.model import RULES, Row
 from minilooped.science.provenance import provenance
-from minilooped.science.sweep import LanguageModel, Regression, Trial, best, curve, grid, load, shift, sweep
+from minilooped.science.sweep import LanguageModel, Regression, Trial, best, curve, grid, load, shift, sweep, tuned
 from minilooped.train import TrainConfig, train
 
 LRS = [2.0**k for k in range(-9, -3)]
@@ -332,3 +332,24 @@ def test_two_sweeps_into_one_file_are_refused(tmp_path):
             return 1.0
 
     assert list(sweep([Trial("none", 1, 1, 0.1, 1)], Second(), path).values()) == [1.0]
+
+
+# -- the rate of an arm, by descent -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", LRS[1:-1])
+def test_tuned_walks_downhill_to_the_best_inside(start):
+    tried = []
+
+    def loss(lr: float) -> float:
+        tried.append(lr)
+        return (math.log2(lr) - math.log2(LRS[3])) ** 2
+
+    assert tuned(loss, LRS, start) == LRS[3]
+    assert len(tried) == len(set(tried)) and set(LRS[2:5]) <= set(tried)
+
+
+def test_tuned_refuses_a_best_at_the_end_and_a_diverged_neighbour_is_worse():
+    with pytest.raises(ValueError, match=f"{LRS[-1]:g} or beyond"):
+        tuned(lambda lr: -lr, LRS, LRS[2])
+    assert tuned(lambda lr: math.inf if lr > LRS[1] else -lr, LRS, LRS[1]) == LRS[1]

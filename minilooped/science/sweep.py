@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -113,12 +113,16 @@ class LanguageModel:
         stream = BatchStream(self.corpus.train, train.batch_size, config.block_size, seed=train.seed)
         return bare_training(config, train, stream, kind)
 
+    def trained(self, trial: Trial) -> LoopedGPT:
+        """The model at the end of `training`. Raises FloatingPointError for a trial that diverges."""
+        ((model, _),) = deque(self.training(trial), maxlen=1)
+        return model
+
     def __call__(self, trial: Trial) -> float:
         try:
-            ((model, _),) = deque(self.training(trial), maxlen=1)  # the last one
+            loss = evaluate(self.trained(trial), self.windows)
         except FloatingPointError:
             return math.inf
-        loss = evaluate(model, self.windows)
         return loss if math.isfinite(loss) else math.inf
 
 
@@ -258,6 +262,21 @@ def _as_text(head: Mapping[str, Any], losses: Losses) -> str:
     writer.writerow(COLUMNS)
     writer.writerows([*asdict(trial).values(), loss] for trial, loss in losses.items())
     return text.getvalue()
+
+
+def tuned(loss: Callable[[float], float], lrs: Sequence[float], start: float) -> float:
+    """The learning rate that is better than both its neighbours in `lrs`, rising: downhill from `start`, one of them.
+
+    loss: of a run at a learning rate, with a seed that is not counted afterwards. It is called once for each learning
+    rate that is tried. Raises ValueError where the way leads to an end of `lrs`: the best may lie beyond.
+    """
+    loss, i = cache(loss), lrs.index(start)
+    while 0 < i < len(lrs) - 1:
+        lowest = min((i, i - 1, i + 1), key=lambda k: loss(lrs[k]))  # a tie stays where it is
+        if lowest == i:
+            return lrs[i]
+        i = lowest
+    raise ValueError(f"the best learning rate is {lrs[i]:g} or beyond it, at the end of those given: give more of them")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
