@@ -195,7 +195,7 @@ def prepare(argv: list[str]) -> int:
 
 
 def sweep(argv: list[str]) -> int:
-    """train over a grid of learning rates, and say where each model's best one lies"""
+    """train over a grid of learning rates, and say whether one serves every model"""
     import torch
     import tyro
 
@@ -215,7 +215,7 @@ def sweep(argv: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Sweep(Start):
-        """Train over a grid of learning rates and say where each model's best one lies.
+        """Train over a grid of learning rates and say whether one serves every model.
 
         The lists below take the place of rule, n_layer, n_loop, lr and seed of the preset. Results go to a file as they
         come: a sweep that was stopped goes on, one that is extended runs what is new.
@@ -241,27 +241,31 @@ def sweep(argv: list[str]) -> int:
         replace(asked.train, lr=trial.lr, seed=trial.seed)
     made_by = shlex.join(["minilooped", "sweep", *argv])
     losses = run_sweep(trials, LanguageModel(asked.model, asked.train), asked.out, made_by=made_by)
-    print_best(losses, asked.rules)
-    print(f"Losses are in {asked.out}. After the octaves: the least and the most of the seeds.")
+    print_transfer(losses, asked.rules)
+    print(
+        f"Losses are in {asked.out}. To keep a learning rate costs nats per token over the model's own best, paired by "
+        "seed. Intervals: 95 % by Student's t."
+    )
     return 0
 
 
-def print_best(losses: "dict[Trial, float]", rules: tuple[str, ...]) -> None:
-    """For each rule and size a line: the best learning rate, its loss, and how far it moved from the smallest size."""
-    from .science.sweep import best, curve, shift
+def print_transfer(losses: "dict[Trial, float]", rules: tuple[str, ...]) -> None:
+    """A line for each rule and size: its best learning rate, and what it costs to keep that of the smallest size."""
+    from .science.sweep import sizes, transfer
 
-    models = sorted({(trial.n_layer, trial.n_loop) for trial in losses})
-    print(f"{'rule':18}{'L x N':>8}{'loss':>9}{'best lr':>10}  octaves from {' x '.join(map(str, models[0]))}")
+    smallest = sizes(losses, rules[0])[0]
+    kept = f"to keep that of {smallest[0]} x {smallest[1]}"
+    print(f"{'rule':18}{'L x N':>8}{'loss':>9}{'best lr':>10}  {kept:24}octaves from there")
     for rule in rules:
-        for L, N in models:
-            print(f"{rule:18}{f'{L} x {N}':>8}", end="")
+        for model in sizes(losses, rule):
+            print(f"{rule:18}{f'{model[0]} x {model[1]}':>8}", end="")
             try:
-                found, moved = best(*curve(losses, rule, L, N)), shift(losses, rule, models[0], (L, N))
+                found = transfer(losses, rule, smallest, model)
             except ValueError as error:  # all diverged
                 print(f"  {error}")
                 continue
-            edge = "" if found.inside else "  at the edge of the grid: give more --lrs"
-            print(f"{found.loss:9.4f}{found.lr:10.2g}  {moved}{edge}")
+            edge = "" if found.best.inside else "  at the edge of the grid: give more --lrs"
+            print(f"{found.best.loss:9.4f}{found.best.lr:10.2g}  {found.cost:24}{found.moved}{edge}")
 
 
 def claims(argv: list[str]) -> int:

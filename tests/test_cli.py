@@ -310,7 +310,7 @@ def test_sweep_prints_the_best_learning_rate_of_each_model_and_goes_on(folder, c
     rows = re.findall(r"^(none|inverse) +1 x (\d) +(\d\.\d{4}) +(0\.01|0\.1) ", out, re.MULTILINE)
     assert [row[:2] for row in rows] == [("none", "1"), ("none", "2"), ("inverse", "1"), ("inverse", "2")]
     assert rows[0][2:] == rows[2][2:]  # one loop: the same model
-    assert "+0.0 (+0.0 to +0.0)" in out and "sweep.csv" in out
+    assert "to keep that of 1 x 1" in out and "0.000 (one seed)" in out and "+0.0 (one seed)" in out
     stored = (folder / "sweep.csv").read_bytes()
     assert b"inf" in stored and b"minilooped sweep" in stored
 
@@ -318,6 +318,7 @@ def test_sweep_prints_the_best_learning_rate_of_each_model_and_goes_on(folder, c
     assert capsys.readouterr().out == out and (folder / "sweep.csv").read_bytes() == stored
     assert sweep_tiny("--seeds", "1", "2") == 0
     assert (folder / "sweep.csv").read_bytes().startswith(stored)
+    assert "0, same rate" in capsys.readouterr().out
 
 
 def test_sweep_says_which_model_never_trained(capsys):

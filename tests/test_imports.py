@@ -109,7 +109,7 @@ BEFORE = {
     "plots": "show",
     "probes": "visits",
     "stats": "interval",
-    "sweep": "LanguageModel Regression Trial best curve grid load shift sweep tuned",
+    "sweep": "LanguageModel Regression Trial best curve grid load shift sweep",
     "toy": "growth",
     "train": "NextLoss PEAK_TFLOPS TrainConfig accumulate fit_micro_batch learning_rate loops_of_step train_step",
     "widgets": "loop_dial",

@@ -13,7 +13,22 @@ from tiny_runs import DENSE, LOOM, prepared
 
 from minilooped.model import RULES, Row
 from minilooped.science.provenance import provenance
-from minilooped.science.sweep import LanguageModel, Regression, Trial, best, curve, grid, load, shift, sweep, tuned
+from minilooped.science.sweep import (
+    LanguageModel,
+    Regression,
+    Trial,
+    best,
+    curve,
+    grid,
+    load,
+    octaves,
+    regret,
+    shift,
+    sizes,
+    sweep,
+    transfer,
+    tuned,
+)
 from minilooped.train import TrainConfig, train
 
 LRS = [2.0**k for k in range(-9, -3)]
@@ -167,7 +182,7 @@ def test_best_of_nothing_but_divergence():
         best(LRS, torch.full((2, len(LRS)), math.inf))
 
 
-def test_shift_is_in_octaves_with_the_range_of_the_seeds():
+def test_shift_is_in_octaves_with_students_interval_over_the_seeds():
     losses = sweep(grid(["none"], [1], [1, 2], LRS, [0, 1, 2]), Parabola())
     assert shift(losses, "none", (1, 1), (1, 2)) == pytest.approx((-1, -1, -1))
     assert str(shift(losses, "none", (1, 1), (1, 2))) == "-1.0 (-1.0 to -1.0)"
@@ -175,8 +190,48 @@ def test_shift_is_in_octaves_with_the_range_of_the_seeds():
 
     one = {trial: loss for trial, loss in losses.items() if trial.n_loop == 1}
     moved = one | {replace(t, n_loop=2): Parabola(slope=-0.5 * t.seed)(replace(t, n_loop=2)) for t in one}
-    found = shift(moved, "none", (1, 1), (1, 2))
-    assert (found.low, found.high) == pytest.approx((-1, 0))
+    assert octaves(moved, "none", (1, 1), (1, 2)).tolist() == pytest.approx([0, -0.5, -1])
+    half = 4.302653 * 0.5 / 3**0.5  # the three lie half an octave apart
+    assert shift(moved, "none", (1, 1), (1, 2)) == pytest.approx((-0.5, -0.5 - half, -0.5 + half), rel=1e-4)
+    alone = {trial: loss for trial, loss in moved.items() if trial.seed == 2}
+    assert str(shift(alone, "none", (1, 1), (1, 2))) == "-1.0 (one seed)"
+
+
+def test_regret_is_what_a_kept_rate_costs_seed_by_seed():
+    """By hand: the best of N = 1 is the second rate, of N = 2 the third, of N = 4 the second again."""
+    curves = {
+        (1, 1): [[3, 1, 2], [3, 2, 4]],
+        (1, 2): [[9, 5, 4], [9, 4, 4.5]],  # mean 4.5 and 4.25
+        (1, 4): [[9, 5, 6], [9, 6, 5]],
+        (1, 8): [[1, math.inf, 2], [1, math.inf, 2]],
+    }
+    losses = {
+        Trial("none", *model, lr, seed): loss
+        for model, rows in curves.items()
+        for seed, row in enumerate(rows)
+        for lr, loss in zip(LRS, row, strict=False)
+    }
+    assert regret(losses, "none", (1, 1), (1, 1)).tolist() == [0, 0]
+    assert regret(losses, "none", (1, 1), (1, 2)).tolist() == [1, -0.5]  # one seed's own best was the kept one
+    assert regret(losses, "none", (1, 1), (1, 4)).tolist() == [0, 0]
+    assert regret(losses, "none", (1, 2), (1, 1)).tolist() == [1, 2]
+
+    found = transfer(losses, "none", (1, 1), (1, 2))
+    mean, half = found.regret
+    assert mean == 0.25 and half == pytest.approx(12.706205 * 0.75, rel=1e-4)
+    assert found.cost == "0.250 ± 9.530" and (found.n_layer, found.n_loop, found.best.lr) == (1, 2, LRS[2])
+    assert transfer(losses, "none", (1, 1), (1, 4)).cost == "0, same rate"
+    assert transfer(losses, "none", (1, 1), (1, 8)).cost == "it diverges"
+    assert sizes(losses, "none") == list(curves)
+
+
+def test_regret_wants_the_kept_rate_in_the_grid_and_the_same_seeds():
+    losses = sweep(grid(["none"], [1], [1], LRS[:3], [0]) + grid(["none"], [1], [2], LRS[3:], [0]), Parabola())
+    with pytest.raises(ValueError, match=rf"not swept at {LRS[2]:g}, the best of \(1, 1\), at \(1, 2\): add it"):
+        regret(losses, "none", (1, 1), (1, 2))
+    losses |= {replace(trial, seed=1): loss for trial, loss in losses.items() if trial.n_loop == 2}
+    with pytest.raises(ValueError, match="not swept with the same seeds"):
+        regret(losses, "none", (1, 1), (1, 2))
 
 
 def test_shift_wants_the_same_seeds():

@@ -3,7 +3,9 @@
     trials = grid(rules=["inverse", "sqrt"], n_layers=[2], n_loops=[1, 4], lrs=[1e-3, 2e-3, 4e-3], seeds=[1, 2])
     losses = sweep(trials, Regression(), "sweep.csv")   # goes on where a killed sweep was
     best(*curve(losses, "inverse", 2, 4))               # the learning rate with the lowest loss
-    shift(losses, "inverse", (2, 1), (2, 4))            # how many octaves it lies from that at one loop
+    regret(losses, "inverse", (2, 1), (2, 4))           # what it costs to keep that of one loop, seed by seed
+    shift(losses, "inverse", (2, 1), (2, 4))            # how many octaves the two lie apart
+    transfer(losses, "inverse", (2, 1), (2, 4))         # all three
 
 The result is a dictionary from a trial to its loss, and a tidy CSV file, one line per trial, with its provenance on top
 (pandas reads it with ``comment="#"``).
@@ -32,6 +34,7 @@ from ..files import make_folder, write_atomically, writing
 from ..model import LoopedConfig, LoopedGPT, Row, rms_norm
 from ..train import Batch, TrainConfig, build, evaluate, training_steps
 from .records import differences, existing, only_user, source
+from .stats import interval
 
 
 @dataclass(frozen=True)
@@ -325,30 +328,93 @@ def best(lrs: Sequence[float], losses: Tensor) -> Best:
     return Best(lr, mean[i].item(), inside)
 
 
-class Shift(NamedTuple):
-    """How far the best learning rate moves from one model to another, in octaves (factors of two)."""
-
-    octaves: float  # of the mean curves
-    low: float  # the least and the most of the seeds, each taken alone
-    high: float
-
-    def __str__(self) -> str:
-        octaves, low, high = (f"{round(x, 1) + 0.0:+.1f}" for x in self)
-        return f"{octaves} ({low} to {high})"
-
-
-def shift(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]) -> Shift:
-    """Octaves from the best learning rate of model `start` to that of `end`, each (n_layer, n_loop).
-
-    Raises ValueError where `curve` does, and for models that were not trained with the same seeds.
-    """
+def _paired(
+    losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]
+) -> list[tuple[list[float], Tensor]]:
+    """The curves of two models, each (n_layer, n_loop), whose rows belong to the same seeds."""
     seeds = [{t.seed for t in losses if (t.rule, t.n_layer, t.n_loop) == (rule, *model)} for model in (start, end)]
     if seeds[0] != seeds[1]:
         raise ValueError(f"{rule} was not swept with the same seeds at {start} and {end}: nothing to pair")
-    (lrs_start, first), (lrs_end, second) = (curve(losses, rule, *model) for model in (start, end))
+    return [curve(losses, rule, *model) for model in (start, end)]
 
-    def octaves(before: Tensor, after: Tensor) -> float:
-        return math.log2(best(lrs_end, after).lr / best(lrs_start, before).lr)
 
-    each = [octaves(before, after) for before, after in zip(first, second, strict=True)]
-    return Shift(octaves(first, second), min(each), max(each))
+def regret(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]) -> Tensor:
+    """What it costs model `end` to keep the learning rate that is best for model `start`, a value per seed, (S,).
+
+    It is the loss of `end` at that learning rate less its loss at its own best, in the unit of the losses. Either best
+    is the grid's, of the mean over seeds. So the mean over seeds is never negative, and it is 0 in each seed where the
+    two models have one best learning rate. Models: (n_layer, n_loop). Raises ValueError where `curve` does, for models
+    that were not trained with the same seeds, and where `end` was not trained at that learning rate.
+    """
+    (lrs_start, first), (lrs_end, second) = _paired(losses, rule, start, end)
+    kept = lrs_start[int(first.mean(0).argmin())]
+    if kept not in lrs_end:
+        raise ValueError(f"{rule} was not swept at {kept:g}, the best of {start}, at {end}: add it to the grid")
+    kept, own = lrs_end.index(kept), int(second.mean(0).argmin())
+    return second[:, kept] - second[:, own] if kept != own else torch.zeros(len(second), dtype=torch.float64)
+
+
+def octaves(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]) -> Tensor:
+    """How far the best learning rate moves from model `start` to model `end`, a value per seed, (S,), in octaves.
+
+    Of each seed's own curves, by `best`. Models: (n_layer, n_loop). Raises ValueError where `curve` does, and for
+    models that were not trained with the same seeds.
+    """
+    (lrs_start, first), (lrs_end, second) = _paired(losses, rule, start, end)
+    moved = [
+        math.log2(best(lrs_end, after).lr / best(lrs_start, before).lr)
+        for before, after in zip(first, second, strict=True)
+    ]
+    return torch.tensor(moved, dtype=torch.float64)
+
+
+class Shift(NamedTuple):
+    """How far the best learning rate moves from one model to another, in octaves (factors of two)."""
+
+    octaves: float  # mean over seeds
+    low: float  # the ends of its 95 % interval by Student's t; without any for a single seed, and then NaN
+    high: float
+
+    def __str__(self) -> str:
+        mean, low, high = (f"{round(x, 1) + 0.0:+.1f}" for x in self)
+        return f"{mean} ({low} to {high})" if math.isfinite(self.low) else f"{mean} (one seed)"
+
+
+def shift(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]) -> Shift:
+    """Mean over seeds of `octaves`, and its interval. Raises ValueError where `octaves` does."""
+    moved = octaves(losses, rule, start, end)
+    mean, half = interval(moved) if len(moved) > 1 else (moved.item(), math.nan)
+    return Shift(mean, mean - half, mean + half)
+
+
+class Transfer(NamedTuple):
+    """A model of a sweep beside another one: does one learning rate serve both?"""
+
+    rule: str
+    n_layer: int
+    n_loop: int
+    best: Best
+    regret: tuple[float, float]  # mean over seeds, and half of its 95 % interval; NaN for a single seed
+    moved: Shift
+
+    @property
+    def cost(self) -> str:
+        """The regret as text."""
+        mean, half = self.regret
+        if mean == half == 0:
+            return "0, same rate"
+        if not math.isfinite(mean):
+            return "it diverges"
+        return f"{mean:.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else " (one seed)")
+
+
+def transfer(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, int]) -> Transfer:
+    """What the best rate of model `start` costs `end`, each (n_layer, n_loop). Raises ValueError as `regret` does."""
+    cost = regret(losses, rule, start, end)
+    found = interval(cost) if len(cost) > 1 else (cost.item(), math.nan)
+    return Transfer(rule, *end, best(*curve(losses, rule, *end)), found, shift(losses, rule, start, end))
+
+
+def sizes(losses: Losses, rule: str) -> list[tuple[int, int]]:
+    """The models (n_layer, n_loop) of a rule, from the smallest on."""
+    return sorted({(trial.n_layer, trial.n_loop) for trial in losses if trial.rule == rule})
