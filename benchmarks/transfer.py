@@ -1,4 +1,4 @@
-"""Does one learning rate serve every depth, and what do the loops gain? python benchmarks/transfer.py losses
+"""Does one learning rate serve every depth, and what do the loops gain? python benchmarks/transfer.py {losses,rates}
 
 Each study's protocol stands here, and was committed, before its runs. A study that was stopped goes on where it was.
 
@@ -23,6 +23,19 @@ losses. Which loss does each rule reach, each at its own learning rate?
               taken on the first 12 windows of the validation split.
     Expected  A pilot of one seed and 800 steps had `sqrt` less `inverse` 0.022 and `none` less `inverse` 0.031 at
               N = 8. Seeds differed by 0.004: five of them would show 0.007.
+
+rates. Does the best learning rate stay over loops?
+    Arms      `none`, `sqrt` and `inverse` at N = 1, 8 and 32: one block, with an embedding norm, so that R_0 = 1, and
+              an untied head. 800 steps.
+    Rate      0.004 to 0.016 by factors of √2.
+    Seeds     1 to 3.
+    Questions What does it cost a model of 8 or 32 loops to keep the best learning rate of one loop, or of 8? How many
+              octaves does the best one move? (Published, of 12 blocks in up to 8 loops: it falls under `sqrt`, and
+              stays under `inverse`.)
+    Expected  A pilot of one seed at 0.002, 0.004 and 0.008: 1.930, 1.875, 1.870 at one loop; at 32 loops 1.873, 1.861,
+              1.862 for `none` and 1.914, 1.858, 1.838 for `inverse`. So the best one of `none` falls by about 0.2
+              octaves, and that of `inverse` rises. Either would cost less than 0.01 nats, and three seeds would show
+              about as much. A drift that costs more is what these runs can find or exclude.
 """
 
 import math
@@ -35,7 +48,7 @@ import tyro
 from minilooped.presets import SHAKESPEARE
 from minilooped.science import probes
 from minilooped.science.records import RESULTS, record, runs
-from minilooped.science.sweep import LanguageModel, Trial, tuned
+from minilooped.science.sweep import LanguageModel, Trial, grid, sweep, tuned
 from minilooped.train import TrainConfig, evaluate
 
 LRS = [float(f"{1e-3 * 2 ** (k / 2):.3g}") for k in range(11)]  # 0.001 to 0.032 by factors of √2
@@ -83,6 +96,17 @@ def losses() -> None:
                 loss_of(*arm, rate, seed)
 
 
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+ONE_BLOCK = replace(SHAKESPEARE.model, n_layer=1, embed_norm=True, tie_embeddings=False)
+
+
+def rates() -> None:
+    task = LanguageModel(ONE_BLOCK, training(800), eval_every_nth=1)
+    trials = grid(["none", "inverse", "sqrt"], [1], [1, 8, 32], LRS[4:9], (1, 2, 3))
+    sweep(trials, task, RESULTS / "transfer_rates.csv", made_by="python benchmarks/transfer.py rates")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    tyro.extras.subcommand_cli_from_dict({"losses": losses})
+    tyro.extras.subcommand_cli_from_dict({study.__name__: study for study in (losses, rates)})
