@@ -26,6 +26,7 @@ from minilooped.science.sweep import (
     shift,
     sizes,
     sweep,
+    table,
     transfer,
     tuned,
 )
@@ -223,6 +224,18 @@ def test_regret_is_what_a_kept_rate_costs_seed_by_seed():
     assert transfer(losses, "none", (1, 1), (1, 4)).cost == "0, same rate"
     assert transfer(losses, "none", (1, 1), (1, 8)).cost == "it diverges"
     assert sizes(losses, "none") == list(curves)
+
+
+def test_table_has_a_row_for_every_rule_and_larger_model():
+    losses = sweep(grid(["none", "sqrt"], [1, 2], [1, 2], LRS, [0, 1, 2]), Parabola())
+    found = table(losses)
+    assert found.index.tolist() == [(rule, size) for rule in ("none", "sqrt") for size in ("1 x 2", "2 x 1", "2 x 2")]
+    for rule, size in found.index:
+        expected = transfer(losses, rule, (1, 1), (int(size[0]), int(size[-1])))
+        row = found.loc[(rule, size)]
+        assert row["cost of keeping that of 1 x 1"] == expected.cost and row["octaves"] == str(expected.moved)
+        assert float(row["best rate"]) == pytest.approx(expected.best.lr, rel=0.05)
+    assert table(losses, start=(2, 1)).columns[2] == "cost of keeping that of 2 x 1"
 
 
 def test_regret_wants_the_kept_rate_in_the_grid_and_the_same_seeds():

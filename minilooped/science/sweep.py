@@ -6,6 +6,7 @@
     regret(losses, "inverse", (2, 1), (2, 4))           # what it costs to keep that of one loop, seed by seed
     shift(losses, "inverse", (2, 1), (2, 4))            # how many octaves the two lie apart
     transfer(losses, "inverse", (2, 1), (2, 4))         # all three
+    table(losses)                                       # of every rule and size, as a pandas table
 
 The result is a dictionary from a trial to its loss, and a tidy CSV file, one line per trial, with its provenance on top
 (pandas reads it with ``comment="#"``).
@@ -23,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -413,6 +415,26 @@ def transfer(losses: Losses, rule: str, start: tuple[int, int], end: tuple[int, 
     cost = regret(losses, rule, start, end)
     found = interval(cost) if len(cost) > 1 else (cost.item(), math.nan)
     return Transfer(rule, *end, best(*curve(losses, rule, *end)), found, shift(losses, rule, start, end))
+
+
+def table(losses: Losses, start: tuple[int, int] | None = None) -> pd.DataFrame:
+    """What each model of a sweep pays for the best learning rate of model `start`, and how far its own best is from it.
+
+    A row for each rule and each model (n_layer, n_loop) but `start`, with its lowest loss, its best learning rate, what
+    it costs to keep that of `start`, as `Transfer.cost`, and the octaves, as `Shift`. start: the smallest model where
+    none is given.
+    """
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for rule in dict.fromkeys(trial.rule for trial in losses):
+        smallest = start or sizes(losses, rule)[0]
+        for found in (transfer(losses, rule, smallest, model) for model in sizes(losses, rule) if model != smallest):
+            rows[rule, f"{found.n_layer} x {found.n_loop}"] = {
+                "lowest loss": f"{found.best.loss:.4f}",
+                "best rate": f"{found.best.lr:.2g}",
+                f"cost of keeping that of {smallest[0]} x {smallest[1]}": found.cost,
+                "octaves": str(found.moved),
+            }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(index=["rule", "L x N"])
 
 
 def sizes(losses: Losses, rule: str) -> list[tuple[int, int]]:

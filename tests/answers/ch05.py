@@ -28,9 +28,14 @@ def side_by_side(W, dW, h0, N, eps, seen=lambda moved, h: moved):
     return torch.stack([direct, moved - h - direct])
 
 
+def cost_of_keeping(small, large):
+    return large[:, small.mean(0).argmin()] - large[:, large.mean(0).argmin()]
+
+
 RIGHT = {
     checks.carried_lr: lambda lr, n_loop, alpha: lr * n_loop**alpha / n_loop,
     checks.coherence: lambda dW, u, eta: (u @ dW.T).sum(0).norm() / u.sum(0).norm() / eta,
+    checks.kept_rate_costs: lambda small, large: large[:, small.sum(0).argmin()] - large[:, large.sum(0).argmin()],
     checks.octaves: octaves_by_polynomial,
     checks.direct_and_passed_on: side_by_side,
 }
@@ -39,9 +44,11 @@ RIGHT = {
 # What the answer computes instead, and what the reader is told.
 WRONG = {
     checks.carried_lr: {
-        "the other way": (lambda lr, N, alpha: lr * N ** (1 - alpha), "of 0.01 at N=8, alpha=0: .* off by"),
-        "for any rule": (lambda lr, N, alpha: lr / N, "of 0.02 at N=16, alpha=0.5: .* off by"),
-        "kept": (lambda lr, N, alpha: lr, "at N=8, alpha=0: .* off by"),
+        "the other way": (lambda lr, N, alpha: lr * N ** (1 - alpha), "of 0.01 at N=16, alpha=0.25: .* divide"),
+        "for any rule": (lambda lr, N, alpha: lr / N, "of 0.01 at N=16, alpha=0.25: .* for alpha = 0"),
+        "kept": (lambda lr, N, alpha: lr * 1.0, "of 0.01 at N=16, alpha=0.25: .* for alpha = 1"),
+        "the branch alone": (lambda lr, N, alpha: lr * N**alpha, "of 0.01 at N=16, alpha=0.25: .* the branch alone"),
+        "squared": (lambda lr, N, alpha: lr / N**2, "of 0.01 at N=16, alpha=0.25: .* off by"),
     },
     checks.coherence: {
         "visit by visit": (
@@ -53,9 +60,25 @@ WRONG = {
         "a float": (lambda dW, u, eta: 1.0, "expected a tensor, got float"),
         "one entry": (lambda dW, u, eta: (dW @ u.sum(0)).norm().view(1), r"got torch.Size\(\[1\]\)"),
     },
+    checks.kept_rate_costs: {
+        "the mean": (lambda small, large: cost_of_keeping(small, large).mean(), "for 3 seeds: this is the mean"),
+        "a gain": (lambda small, large: -cost_of_keeping(small, large), "the sign is turned round"),
+        "the other model": (
+            lambda small, large: large[:, small.mean(0).argmin()] - small[:, small.mean(0).argmin()],
+            "compares the two models",
+        ),
+        "each its best": (lambda small, large: large[:, small.mean(0).argmin()] - large.amin(1), "chance is counted"),
+        "each its rate": (
+            lambda small, large: (
+                large.gather(1, small.argmin(1, keepdim=True))[:, 0] - large[:, large.mean(0).argmin()]
+            ),
+            "keeps one, that of the mean",
+        ),
+        "a list": (lambda small, large: cost_of_keeping(small, large).tolist(), "expected a tensor, got list"),
+    },
     checks.octaves: {
-        "the grid's": (lowest_on_the_grid, "for 2 seeds: .* off by"),
-        "backwards": (lambda lrs, small, large: octaves_by_polynomial(lrs, large, small), "for 2 seeds: .* off by"),
+        "the grid's": (lowest_on_the_grid, "for 2 seeds: .* where the grid is lowest"),
+        "backwards": (lambda lrs, small, large: octaves_by_polynomial(lrs, large, small), "for 2 seeds: .* up is plus"),
         "the first seed's": (
             lambda *a: octaves_by_polynomial(*a, mean=lambda losses: losses[0]),
             "for 2 seeds: .* off by",

@@ -23,6 +23,7 @@ from .ch04_scaling_rules import literal_lam as literal_lam
 from .ch05_learning_rate import carried_lr as carried_lr
 from .ch05_learning_rate import coherence as coherence
 from .ch05_learning_rate import direct_and_passed_on as direct_and_passed_on
+from .ch05_learning_rate import kept_rate_costs as kept_rate_costs
 from .ch05_learning_rate import octaves as octaves
 from .ch06_deeploop import by_visit as by_visit
 from .ch06_deeploop import deeploop_visit as deeploop_visit

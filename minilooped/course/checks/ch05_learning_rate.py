@@ -13,11 +13,16 @@ from .comparing import compare, exercise, passed
 def carried_lr(answer: Callable[[float, int, float], float]) -> None:
     """Exercise: the learning rate at N loops that keeps eta * eps * N of one loop."""
     name = "carried_lr"
-    for lr, n_loop, alpha in ((0.01, 8, 0.0), (0.02, 16, 0.5), (0.01, 64, 1.0), (0.005, 1, 0.25)):
+    for lr, n_loop, alpha in ((0.01, 16, 0.25), (0.02, 8, 0.0), (0.01, 64, 1.0), (0.005, 1, 0.5)):
         eps = n_loop**-alpha
-        if not compare(
-            f"{name} of {lr:g} at N={n_loop}, alpha={alpha:g}", answer(lr, n_loop, alpha), lr / (eps * n_loop)
-        ):
+        asked = f"{name} of {lr:g} at N={n_loop}, alpha={alpha:g}"
+        mistakes = {
+            "this makes the learning rate larger where the change must become smaller: divide": lr * eps * n_loop,
+            "this is the answer for alpha = 0: the branch has eps = N^-alpha, and helps": lr / n_loop,
+            "this is the answer for alpha = 1: at any other the change of the output grows with N": lr,
+            "this counts the branch alone: the visits are N, and each of them adds a change": lr / eps,
+        }
+        if not compare(asked, answer(lr, n_loop, alpha), lr / (eps * n_loop), mistakes=mistakes):
             return
     passed(name)
 
@@ -36,6 +41,36 @@ def coherence(answer: Callable[[Tensor, Tensor, float], Tensor]) -> None:
 
 
 @exercise
+def kept_rate_costs(answer: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Exercise: what it costs each seed of a model to keep the learning rate that is best for another one."""
+    name = "kept_rate_costs"
+    for seeds, K in ((3, 5), (4, 6)):
+        position = torch.arange(K, dtype=torch.float64)
+        own = 0.6 * torch.randn(2, seeds, 1, dtype=torch.float64)  # where each seed has its best
+        small, large = 2 + 0.1 * (position - torch.tensor([K - 2.0, 1.0])[:, None, None] - own) ** 2  # (S, K) each
+        kept, best = int(small.mean(0).argmin()), int(large.mean(0).argmin())
+        rows = torch.arange(seeds)
+        mistakes = {
+            "this is the mean. Return a value for each seed, (S,): an interval needs them": (
+                large[:, kept] - large[:, best]
+            ).mean(),
+            "the sign is turned round: a cost is what the kept rate ends above the best": large[:, best]
+            - large[:, kept],
+            "this compares the two models. Both losses belong to the large one": large[:, kept] - small[:, kept],
+            "this lets each seed of the large model choose its own best, so that no cost can be negative: chance is "
+            "counted as cost. Choose one rate for all seeds, by their mean": large[:, kept] - large.min(1).values,
+            "this lets each seed of the small model choose its own rate. Whoever tunes keeps one, that of the mean": (
+                large[rows, small.argmin(1)] - large[:, best]
+            ),
+        }
+        if not compare(
+            f"{name} for {seeds} seeds", answer(small, large), large[:, kept] - large[:, best], mistakes=mistakes
+        ):
+            return
+    passed(name)
+
+
+@exercise
 def octaves(answer: Callable[[list[float], Tensor, Tensor], float]) -> None:
     """Exercise: how far the best learning rate moves between two models of a sweep."""
     name = "octaves"
@@ -47,7 +82,12 @@ def octaves(answer: Callable[[list[float], Tensor, Tensor], float]) -> None:
         own -= (curvature * own).sum(1, keepdim=True) / curvature.sum(1, keepdim=True)
         best = torch.tensor([before, after]).double()[:, None, None] + own  # (2, S, 1)
         small, large = 1 + curvature * (position - best) ** 2  # (S, K) each
-        if not compare(f"{name} for {seeds} seeds", answer(lrs, small, large), after - before):
+        at = [int(losses.mean(0).argmin()) for losses in (small, large)]
+        mistakes = {
+            "the sign is turned round: up is plus": before - after,
+            "this is where the grid is lowest. Between its points there is a parabola": float(at[1] - at[0]),
+        }
+        if not compare(f"{name} for {seeds} seeds", answer(lrs, small, large), after - before, mistakes=mistakes):
             return
     passed(name)
 
