@@ -104,7 +104,7 @@ BEFORE = {
     "checkpoint": "load_model",
     "claims": "CLAIMS",
     "checks": "installation",
-    "data": "Task baselines eval_windows load_corpus p_hop permutations",
+    "data": "Task baselines cycle_hops eval_windows load_corpus p_hop permutations",
     "plan": "MEMORY_PARTS at_loops hours load_counts memory",
     "plots": "show",
     "probes": "visits",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minilooped.data import tasks
-from minilooped.data.tasks import Task, baselines, p_hop, permutations
+from minilooped.data.tasks import Task, baselines, cycle_hops, p_hop, permutations
 
 
 def hop_by_hand(text: list[int], at: int, p: int) -> int | None:
@@ -44,6 +44,32 @@ def test_without_repeats_the_letter_just_read_is_no_answer_to_one_hop():
     assert baselines(task)["repeat"] == 0 and baselines(task)["commonest"] < 0.28
 
 
+@pytest.mark.parametrize("told", [None, 6])
+@pytest.mark.parametrize(("things", "steps"), [(11, 1), (11, 4), (7, 6), (8, 4)])
+def test_cycle_hops_are_those_of_a_finger_on_one_cycle(things, steps, told):
+    task = cycle_hops(50, steps, things=things, told=told, generator=torch.Generator().manual_seed(1))
+    assert task.x.shape == task.y.shape == (50, things + 1 + (told is not None))
+    for x, y in zip(task.x.tolist(), task.y.tolist(), strict=True):
+        at, seen = x[-1], {x[-1]}
+        for hop in range(1, things + 1):
+            at = x[at]  # the table is in the first places, and a thing is the number of its place
+            seen.add(at)
+            if hop == steps:
+                assert y[-1] == at
+        assert at == x[-1] and len(seen) == things  # one cycle through all of them
+        assert y[:-1] == [-100] * (len(y) - 1)
+        assert told is None or x[-2] == things + steps - 1
+
+
+def test_the_start_is_no_answer_to_cycle_hops_and_a_guess_is_one_in_the_other_things():
+    task = cycle_hops(4000, 3, things=5, generator=torch.Generator().manual_seed(0))
+    assert (task.x[:, -1] != task.y[:, -1]).all()
+    offset = (task.y[:, -1] - task.x[:, -1]) % 5
+    assert offset.bincount()[1:].div(4000).sub(1 / 4).abs().max() < 0.03
+    again = cycle_hops(4000, 3, things=5, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(task, again, strict=True))
+
+
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_permutations_are_done_in_turn(n):
     x, y = permutations(30, 7, n=n, generator=torch.Generator().manual_seed(n))
@@ -76,6 +102,9 @@ def test_baselines_are_shares_of_what_is_scored():
         (lambda: p_hop(1, 8, (0, 1)), "hops >= 1"),
         (lambda: p_hop(1, 8, ()), "hops >= 1"),
         (lambda: p_hop(1, 2), "length >= 3"),
+        (lambda: cycle_hops(1, 0), "0 < steps < things, .* not 0, 11"),
+        (lambda: cycle_hops(1, 5, things=5), "not 5, 5"),
+        (lambda: cycle_hops(1, 3, told=2), "told >= steps"),
         (lambda: permutations(1, 8, n=1), "n=1 must be from 2 to 6"),
         (lambda: permutations(1, 8, n=7), "n=7 must be from 2 to 6"),
     ],

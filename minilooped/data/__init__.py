@@ -8,6 +8,7 @@ from .storage import digest as digest
 from .storage import same_tokens as same_tokens
 from .tasks import Task as Task
 from .tasks import baselines as baselines
+from .tasks import cycle_hops as cycle_hops
 from .tasks import p_hop as p_hop
 from .tasks import permutations as permutations
 from .texts import prepare as prepare

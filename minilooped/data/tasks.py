@@ -49,6 +49,35 @@ def p_hop(
     return Task(x, torch.cat((torch.full_like(x[:, :1], -100), said), dim=1)), p
 
 
+def cycle_hops(
+    batch: int, steps: int, *, things: int = 11, told: int | None = None, generator: torch.Generator | None = None
+) -> Task:
+    """Follow a pointer: one cycle through all things is written down, and the last token asks what lies steps ahead.
+
+    x: (B, things + 1) int64: place k = 0, 1, ... holds the thing that follows thing k, and the last place holds the
+    thing to start from. y: -100, and in the last place the thing that is reached. Each row has a cycle and a start of
+    its own. x does not say how many steps are asked for: a model that takes a step in each loop needs no telling. For
+    one that does, told is the largest number of steps that is ever asked for, and x ends with one more token before the
+    start, `things` + steps - 1, so that tokens go up to `things` + told - 1.
+
+    Since there is one cycle, an even guess among the other things is right once in things - 1 times, whatever the steps,
+    and the start is never right. Raises ValueError unless 0 < steps < things, and where told is less than steps.
+    """
+    if not 0 < steps < things or (told is not None and told < steps):
+        raise ValueError(f"cycle_hops needs 0 < steps < things, and told >= steps, not {steps}, {things}, {told}")
+    order = torch.rand(batch, things, generator=generator).argsort(1)  # (B, things), the cycle
+    follows = torch.empty_like(order).scatter_(1, order, order.roll(-1, 1))  # thing k is followed by follows[:, k]
+    start = torch.randint(things, (batch, 1), generator=generator)
+    at = start
+    for _ in range(steps):
+        at = follows.gather(1, at)
+    asked = [] if told is None else [torch.full_like(start, things + steps - 1)]
+    x = torch.cat([follows, *asked, start], dim=1)
+    y = torch.full_like(x, -100)
+    y[:, -1:] = at
+    return Task(x, y)
+
+
 def permutations(batch: int, length: int, *, n: int = 5, generator: torch.Generator | None = None) -> Task:
     """The word problem of S_n: what the first 1, 2, ..., T of a sequence of permutations make when done in turn.
 
