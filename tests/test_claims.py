@@ -2,11 +2,15 @@
 
 import math
 import re
+import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minilooped import cli
 from minilooped.model import RULES, LoopedGPT
@@ -24,23 +28,26 @@ SECONDS = [claim for claim in CLAIMS.values() if claim.tier == "seconds"]
 # The verdict
 
 
-def one(*bands: Band) -> Claim:
-    return Claim("X", "", "", "", "seconds", "", {str(i): band for i, band in enumerate(bands)}, dict)
+def one(*bands: Band, expected: float | None = None) -> Claim:
+    numbered = {str(i): band for i, band in enumerate(bands)}
+    known = {} if expected is None else dict.fromkeys(numbered, expected)
+    return Claim("X", "training", "", "", "", "seconds", "", numbered, dict, known)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "null", "expected"),
     [
-        (0.95, 1.05, None, "holds here"),
-        (0.9, 1.1, None, "holds here"),  # the edges belong to the band
-        (0.85, 0.95, None, "not visible at this scale"),  # too uncertain to say
-        (0.5, 2.0, None, "not visible at this scale"),
-        (0.4, 0.6, None, "contradicted here"),
-        (1.2, 1.3, (-0.1, 0.1), "contradicted here"),
-        (-0.02, 0.02, (-0.1, 0.1), "not visible at this scale"),  # no effect
-        (0.08, 0.3, (-0.1, 0.1), "not visible at this scale"),  # none, or too small
-        (math.nan, math.nan, (-0.1, 0.1), "contradicted here"),
-        (math.inf, math.inf, None, "contradicted here"),
+        (0.95, 1.05, None, "holds"),
+        (0.9, 1.1, None, "holds"),  # the edges belong to the band
+        (0.85, 0.95, None, "inconclusive"),
+        (0.5, 2.0, None, "inconclusive"),
+        (0.05, 0.95, (-0.1, 0.1), "inconclusive"),  # all from none to what is claimed
+        (0.4, 0.6, None, "contradicted"),
+        (1.2, 1.3, (-0.1, 0.1), "contradicted"),
+        (-0.02, 0.02, (-0.1, 0.1), "absent here"),  # no effect
+        (0.08, 0.3, (-0.1, 0.1), "absent here"),  # none, or too small
+        (math.nan, math.nan, (-0.1, 0.1), "contradicted"),
+        (math.inf, math.inf, None, "contradicted"),
     ],
 )
 def test_verdict_of_an_interval_and_the_band_from_0_9_to_1_1(low, high, null, expected):
@@ -48,15 +55,56 @@ def test_verdict_of_an_interval_and_the_band_from_0_9_to_1_1(low, high, null, ex
     assert verdict(one(Band(0.9, 1.1, null)), measured) == expected
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "published", "expected"),
+    [
+        (0.01, 0.04, 0.025, "holds"),
+        (-0.01, 0.04, 0.025, "inconclusive"),  # the sign is not known, and the published effect is not excluded
+        (-0.01, 0.02, 0.025, "absent here"),  # the sign is not known, but as much as published it is not
+        (-0.01, 0.02, None, "inconclusive"),
+        (-0.04, -0.01, 0.025, "contradicted"),
+    ],
+)
+def test_a_sign_that_is_not_known_is_absent_where_the_published_effect_is_excluded(low, high, published, expected):
+    value = Measured((low + high) / 2, low, high)
+    assert verdict(one(Band(0), expected=published), {"0": value}) == expected
+    turned = Measured(-value.value, -high, -low)
+    mirrored = one(Band(high=0), expected=None if published is None else -published)
+    assert verdict(mirrored, {"0": turned}) == expected
+
+
+@given(
+    numbers=st.lists(st.floats(-10, 10), min_size=2, max_size=2).map(sorted),
+    narrower=st.floats(0, 1),
+    band=st.lists(st.floats(-10, 10), min_size=2, max_size=2).map(sorted),
+)
+def test_more_seeds_never_undo_a_verdict_unless_it_was_inconclusive(numbers, narrower, band):
+    """An interval inside another one: what the wider says of the band, the narrower says too."""
+    low, high = numbers
+    middle = (low + high) / 2
+    inside = Measured(middle, *(middle + narrower * (end - middle) for end in (low, high)))
+    wide, narrow = (verdict(one(Band(*band)), {"0": value}) for value in (Measured(middle, low, high), inside))
+    assert narrow == wide or wide == "inconclusive"
+
+
 def test_the_worst_quantity_decides():
     claim = one(Band(0, 1), Band(0, 1, null=(2, 3)))
-    assert verdict(claim, {"0": exactly(0.5), "1": exactly(0.5)}) == "holds here"
-    assert verdict(claim, {"0": exactly(0.5), "1": exactly(2.5)}) == "not visible at this scale"
-    assert verdict(claim, {"0": exactly(5), "1": exactly(2.5)}) == "contradicted here"
+    assert verdict(claim, {"0": exactly(0.5), "1": exactly(0.5)}) == "holds"
+    assert verdict(claim, {"0": Measured(0.9, 0.5, 1.3), "1": exactly(0.5)}) == "inconclusive"
+    assert verdict(claim, {"0": Measured(0.9, 0.5, 1.3), "1": exactly(2.5)}) == "absent here"
+    assert verdict(claim, {"0": exactly(5), "1": exactly(2.5)}) == "contradicted"
+
+
+def test_what_is_absent_is_said_with_how_much_there_may_be():
+    claim = one(Band(0.3, null=(-0.1, 0.1)))
+    assert claims.worded(claim, {"0": Measured(0.01, -0.03, 0.044)}) == "absent here (at most 0.044)"
+    assert claims.worded(claim, {"0": exactly(0.5)}) == "holds"
+    below = one(Band(high=-0.5, null=(-0.5, 0.5)))
+    assert claims.worded(below, {"0": Measured(-0.2, -0.26, -0.16)}) == "absent here (at least -0.26)"
 
 
 def test_verdict_without_a_measurement_says_what_is_missing():
-    assert verdict(CLAIMS["P1-i"], None) == "needs a GPU"
+    assert verdict(CLAIMS["P2-k"], None) == "needs a GPU"
     assert verdict(CLAIMS["P1-g"], None) == "not yet measured"
 
 
@@ -124,16 +172,16 @@ def test_what_is_not_there_is_not_seen():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy, "untied", lambda n, *rest, **options: toy.recursion(*toy.draw(**options), n, *rest))
-        assert now("P1-a", "P1-c", "P1-d") == {"contradicted here"}
+        assert now("P1-a", "P1-c", "P1-d") == {"contradicted"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RULES, "deeploop", RULES["deepnorm"])
-        assert now("P2-a", "P2-b", "P2-c") == {"contradicted here"}
+        assert now("P2-a", "P2-b", "P2-c") == {"contradicted"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(claims.loom, "LOOM", replace(claims.loom.LOOM, router_init="independent"))
-        assert now("P3-routers") == {"contradicted here"}
+        assert now("P3-routers") == {"contradicted"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoopedGPT, "segment_losses", lambda model, idx, targets: iter([model(idx, targets)[1]]))
-        assert now("P3-e") == {"contradicted here"}
+        assert now("P3-e") == {"contradicted"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -149,8 +197,102 @@ def test_the_page_is_made_from_the_record():
 def test_the_page_has_every_claim_once_and_whole_rows():
     page = claims.page(claims.load(RESULTS))
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    assert {len(row) for row in rows} == {6}
-    assert [row[0] for row in rows if row[0] != "claim"] == list(CLAIMS)
+    entries = [row for row in rows if "<br>" in row[0]]
+    assert {len(row) for row in entries} == {6}
+    assert [row[0] for row in entries] == [f"{claim.id}<br>{claim.kind}" for claim in CLAIMS.values()]
+
+
+def test_the_page_counts_by_kind_and_verdict():
+    ledger = claims.load(RESULTS)
+    page = claims.page(ledger)
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    head = next(row for row in rows if row[0] == "kind")
+    for kind in get_args(claims.Kind):
+        of_kind = [claim for claim in CLAIMS.values() if claim.kind == kind]
+        row = dict(zip(head, next(row for row in rows if row[0] == kind), strict=True))
+        assert row["claims"] == str(len(of_kind))
+        for said in head[1:-1]:
+            found = [c for c in of_kind if verdict(c, ledger[c.id]["measured"] if c.id in ledger else None) == said]
+            assert row[said] == str(len(found))
+
+
+def test_the_page_says_what_would_have_shown_and_where_the_published_value_lies(tmp_path):
+    measured = {"without re-injection": Measured(0.008, -0.009, 0.025), "without the looping residual": exactly(0.033)}
+    claims.record(tmp_path, {"P3-c": measured}, provenance("by hand"))
+    page = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert (
+        "without re-injection: **0.01 (-0.01 to 0.03)**, band at least 0.1, ±0.017; published 0.336 lies outside"
+        in page
+    )
+    assert "without the looping residual: **0.033**, band 0.01 to 0.1; published 0.033 lies inside" in page
+    assert "| absent here (at most 0.025) |" in page
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with claims of its own. It commits a file as of a day, or takes it away where there is no text."""
+    here = tmp_path / "minilooped" / "claims"
+    here.mkdir(parents=True)
+    registration = claims.registration
+    monkeypatch.setattr(registration, "HERE", here)
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "me")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "me@example.org")
+
+    def git(*arguments):
+        subprocess.run(["git", *arguments], cwd=here, check=True, capture_output=True)
+
+    def commit(day, **files):
+        for stem, text in files.items():
+            path = here / stem.replace("_dot_", ".")
+            path.unlink() if text is None else path.write_text(text, encoding="utf-8")
+        monkeypatch.setenv("GIT_COMMITTER_DATE", f"{day}T12:00:00+0000")
+        git("add", "--all")
+        git("commit", "-m", day)
+        registration._git.cache_clear()
+        registration._source.cache_clear()
+
+    git("init", str(tmp_path))
+    yield here, commit
+    registration._git.cache_clear()
+    registration._source.cache_clear()
+
+
+def test_bands_and_recorded_files_are_registered_from_git(checkout):
+    """The band's commit is the one that brought its numbers, not the last one of its file."""
+    here, commit = checkout
+    entered = 'claim(\n    "X",\n    band={"a": Band(0, 1), "b": FLAT},\n)\n'
+    commit("2026-01-02", __init___dot_py="", claim_dot_py="FLAT = Band(-1, 1)\n")
+    commit("2026-01-03", old_dot_py=entered)
+    commit("2026-01-04", old_dot_py=None, mine_dot_py="# moved\n" + entered)
+    commit("2026-01-05", runs_dot_json="{}")
+    claim = replace(one(), line=(str(here / "mine.py"), 2), recorded=(here / "runs.json",))
+
+    found = claims.registered(claim)
+    assert list(found) == ["band", "runs.json"]
+    assert found["band"].endswith(" 2026-01-03") and found["runs.json"].endswith(" 2026-01-05")
+
+    commit("2026-01-06", claim_dot_py="FLAT = Band(-2, 2)\n")  # a constant that the band names
+    assert claims.registered(claim)["band"].endswith(" 2026-01-06")
+
+    (here / "mine.py").write_text("# moved\n" + entered.replace("Band(0, 1)", "Band(0, 3)"), encoding="utf-8")
+    claims.registration._source.cache_clear()
+    assert claims.registered(claim)["band"] == "not committed"
+
+
+def test_outside_a_checkout_nothing_is_registered(tmp_path, monkeypatch):
+    claims.registration._git.cache_clear()
+    monkeypatch.setattr(claims.registration, "HERE", tmp_path)
+    assert claims.registered(CLAIMS["P2-a"]) == {}
+    claims.registration._git.cache_clear()
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_the_words_of_every_band_are_found(claim):
+    words = claims.band_words(claim)
+    assert len(words) >= (1 if claim.band else 0)
+    for word in words:
+        assert "Band(" in word or re.search(r"[A-Z]{3}", word), "numbers, or the name of a constant that has them"
 
 
 def run(capsys, *argv):
@@ -160,11 +302,11 @@ def run(capsys, *argv):
 
 def test_a_few_claims_are_printed_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    status, out, _ = run(capsys, "P2-a", "P1-i", "P2-a")
+    status, out, _ = run(capsys, "P2-k", "P2-a", "P2-k")
     assert status == 0 and not list(tmp_path.iterdir())
-    first, *_, total = out.splitlines()
-    assert first.split()[:3] == ["P1-i", "needs", "a"], "in the order of the ledger, each once"
-    assert "relative error, deeploop" in out and total == f"2 of {len(CLAIMS)} claims; holds here: 1, needs a GPU: 1."
+    first, *_, last, _, total = out.splitlines()
+    assert first.split()[:2] == ["P2-a", "holds"] and last.split()[:3] == ["P2-k", "needs", "a"]  # each once, in order
+    assert "relative error, deeploop" in out and total == f"2 of {len(CLAIMS)} claims; holds: 1, needs a GPU: 1."
 
 
 def test_record_keeps_the_claims_that_are_not_measured_now(tmp_path, capsys):
@@ -193,7 +335,7 @@ def test_without_the_recorded_runs_the_other_claims_are_measured_and_it_says_whe
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(records, "RESULTS", tmp_path / "nowhere")  # as in an installed wheel
-    monkeypatch.setattr(claims.residual_scaling, "SWEEP", records.RESULTS / "lr_transfer.csv")
+    monkeypatch.setattr(claims.residual_scaling_training, "SWEEP", records.RESULTS / "lr_transfer.csv")
     monkeypatch.setattr(claims.loom_training, "SEGMENTS", records.RESULTS / "segments.json")
     status, out, err = run(capsys, "P1-f", "P2-a", "P3-f", "--out", str(tmp_path / "mine"))
     assert status == 1 and "not yet measured: 2" in out
@@ -231,7 +373,7 @@ def test_recorded_runs_are_paired_by_seed_and_seed_0_is_not_counted(tmp_path):
 
 def test_a_claim_that_has_changed_since_is_measured_anew(tmp_path, monkeypatch):
     claims.record(tmp_path, {"P2-d": {"slope of the remainder": exactly(-2)}}, provenance("by hand"))
-    assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "holds here"
+    assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "holds"
     monkeypatch.setitem(CLAIMS, "P2-d", replace(CLAIMS["P2-d"], band={"another quantity": Band(0)}))
     assert claims.load(tmp_path) == {}
 
@@ -264,7 +406,7 @@ def test_a_damaged_record_is_refused_before_anything_is_measured(tmp_path, capsy
 def test_a_record_of_a_run_that_diverged_is_read(tmp_path):
     infinite = Measured(math.inf, math.nan, math.inf)
     claims.record(tmp_path, {"P2-d": {"slope of the remainder": infinite}}, provenance("by hand"))
-    assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "contradicted here"
+    assert verdict(CLAIMS["P2-d"], claims.load(tmp_path)["P2-d"]["measured"]) == "contradicted"
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,11 @@ def cycle_hops(
     x: (B, things + 1) int64: place k = 0, 1, ... holds the thing that follows thing k, and the last place holds the
     thing to start from. y: -100, and in the last place the thing that is reached. Each row has a cycle and a start of
     its own. x does not say how many steps are asked for: a model that takes a step in each loop needs no telling. For
-    one that does, told is the largest number of steps that is ever asked for, and x ends with one more token before the
+    one that does, told is the largest number of steps that is ever asked for. x then has one more token before the
     start, `things` + steps - 1, so that tokens go up to `things` + told - 1.
 
-    Since there is one cycle, an even guess among the other things is right once in things - 1 times, whatever the steps,
-    and the start is never right. Raises ValueError unless 0 < steps < things, and where told is less than steps.
+    Since there is one cycle, an even guess among the other things is right once in things - 1 times, however many the
+    steps, and the start is never right. Raises ValueError unless 0 < steps < things, and where told is less than steps.
     """
     if not 0 < steps < things or (told is not None and told < steps):
         raise ValueError(f"cycle_hops needs 0 < steps < things, and told >= steps, not {steps}, {things}, {told}")

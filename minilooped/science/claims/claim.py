@@ -1,10 +1,11 @@
 """What a claim is, how a verdict follows from a measurement and a band, and what measurements are made of."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 import torch
@@ -16,7 +17,10 @@ from ..records import runs
 from ..stats import interval
 
 Tier = Literal["seconds", "minutes", "gpu"]
-Verdict = Literal["holds here", "not visible at this scale", "contradicted here", "not yet measured", "needs a GPU"]
+# What a claim speaks of, from what cannot fail, unless by a mistake in the code, to what only a training can show.
+Kind = Literal["identity", "law of sums", "first steps", "training"]
+# From the worst to the best, then those without a measurement.
+Verdict = Literal["contradicted", "absent here", "inconclusive", "holds", "not yet measured", "needs a GPU"]
 
 
 class Measured(NamedTuple):
@@ -70,6 +74,7 @@ class Claim:
     """A statement of a paper, in our words, and how it is tested here."""
 
     id: str  # the paper, then a letter or a name; "-model": the statement of the same letter on a real model
+    kind: Kind
     statement: str
     source: str  # section, theorem, figure or table of the paper
     published: str  # the value that the paper gives
@@ -77,27 +82,55 @@ class Claim:
     scale: str = ""  # what it is measured on here
     band: Mapping[str, Band] = field(default_factory=dict)  # for each quantity by its name; fix it before you measure
     measure: Callable[[], Mapping[str, Measured]] | None = None  # returns a value for each of them; None: not yet
+    expected: Mapping[str, float] = field(default_factory=dict)  # the published values of quantities that have one
+    recorded: tuple[Path, ...] = ()  # the files that it is read from, where it is not measured anew
     note: str = ""  # what the reader should know about the difference between there and here
+    line: tuple[str, int] = ("", 0)  # where it is entered: the file, and the first line of the call
+
+
+def judged(value: Measured, band: Band, expected: float | None = None) -> Verdict:
+    """What the interval of one quantity says.
+
+    | the interval                                                                    | verdict      |
+    |---|---|
+    | lies in the band                                                                | holds        |
+    | lies partly in the band                                                         | inconclusive |
+    | the same, but has 0, where the band ends, and what is expected lies beyond it    | absent here  |
+    | lies outside the band, and reaches into `null`, where it is without any effect  | absent here  |
+    | anything else: outside band and null, or NaN                                    | contradicted |
+
+    The third row is for a band that begins at 0, a claim about a sign: an interval such as -0.01 to 0.02 does not know
+    the sign, but excludes an effect of 0.3. expected: the published value.
+    """
+    _, low, high = value
+    if band.low <= low and high <= band.high:
+        return "holds"
+    if low <= band.high and band.low <= high:
+        sign_unknown = 0 in (band.low, band.high) and low <= 0 <= high
+        excluded = expected is not None and not low <= expected <= high and band.low <= expected <= band.high
+        return "absent here" if sign_unknown and excluded else "inconclusive"
+    if band.null and low <= band.null[1] and band.null[0] <= high:
+        return "absent here"
+    return "contradicted"  # NaN too
 
 
 def verdict(claim: Claim, measured: Mapping[str, Measured] | None) -> Verdict:
-    """What the measurement says about the claim: the worst of its quantities decides.
-
-    A quantity whose whole interval lies in its band holds. One that lies outside contradicts, unless it overlaps the
-    band's `null`, where it would be without any effect. One that straddles the edge is too uncertain to say.
-    """
+    """What the measurement says about the claim: the worst of its quantities decides, as `judged`."""
     if measured is None:
         return "needs a GPU" if claim.tier == "gpu" else "not yet measured"
-    found = set()
+    found = {judged(measured[name], band, claim.expected.get(name)) for name, band in claim.band.items()}
+    return next(verdict for verdict in get_args(Verdict) if verdict in found)
+
+
+def at_most(claim: Claim, measured: Mapping[str, Measured]) -> str:
+    """Of a claim whose effect is absent here: how much of it the intervals leave room for, "at most 0.02"."""
     for name, band in claim.band.items():
-        _, low, high = measured[name]
-        if band.low <= low and high <= band.high:
-            found.add("holds here")
-        elif low <= band.high and band.low <= high or band.null and low <= band.null[1] and band.null[0] <= high:
-            found.add("not visible at this scale")
-        else:
-            found.add("contradicted here")  # NaN too
-    return next(v for v in ("contradicted here", "not visible at this scale", "holds here") if v in found)
+        value = measured[name]
+        if judged(value, band, claim.expected.get(name)) == "absent here":
+            above = band.high == math.inf or value.value < band.low  # the band lies above the interval
+            words, end = ("at most", value.high) if above else ("at least", value.low)
+            return f"{words} {end:.2g}" if abs(end) < 100 else f"{words} {end:.0f}"
+    return ""
 
 
 def exactly(value: float | Tensor) -> Measured:
@@ -153,13 +186,31 @@ def claim(
     id: str,
     statement: str,
     *,
+    kind: Kind,
     source: str,
     published: str,
     tier: Tier,
     scale: str = "",
     band: Mapping[str, Band] | None = None,
     measure: Callable[[], Mapping[str, Measured]] | None = None,
+    expected: Mapping[str, float] | None = None,
+    recorded: Sequence[Path] = (),
     note: str = "",
 ) -> None:
     """Enter a `Claim` into the ledger. The call stands below the function that measures it."""
-    CLAIMS[id] = Claim(id, statement, source, published, tier, scale, band or {}, measure, note)
+    caller = sys._getframe(1)
+    CLAIMS[id] = Claim(
+        id,
+        kind,
+        statement,
+        source,
+        published,
+        tier,
+        scale,
+        band or {},
+        measure,
+        expected or {},
+        tuple(recorded),
+        note,
+        line=(caller.f_code.co_filename, caller.f_lineno),
+    )

@@ -6,10 +6,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...model import RULES, Attention
+from ...model import RULES, Attention, KVCache
 from .. import probes, sweep, toy
 from ..records import RESULTS
-from .claim import DEPTHS, EXACT, FLAT, LINEAR, ROOT, SMALL, Band, Measured, claim, exactly, over_seeds, shaped, slope
+from .claim import (
+    DEPTHS,
+    EXACT,
+    FLAT,
+    LINEAR,
+    ONE,
+    ROOT,
+    SMALL,
+    Band,
+    Measured,
+    claim,
+    exactly,
+    over_seeds,
+    shaped,
+    slope,
+)
 
 SHAPES = ((2, 1), (2, 8), (4, 3), (12, 7), (24, 7))  # K blocks and R rounds
 
@@ -28,6 +43,7 @@ def alpha_beta(expected: Mapping[str, Callable[[float, float, int, int], float]]
 claim(
     "P2-a",
     "Skip and init gain of one exponent p cancel to a constant: αβ = 4^-p.",
+    kind="identity",
     source="definition of α and β",
     published="1/√2 for DeepNorm, 1/2 for DeepLoop",
     tier="seconds",
@@ -66,6 +82,7 @@ def visit_weights() -> dict[str, Measured]:
 claim(
     "P2-b",
     "A visit's sensitivity to its weights, β/α, falls like 1/√N for DeepNorm, 1/N for DeepLoop, N = KR.",
+    kind="identity",
     source="definition of α and β",
     published="1/(2√N) and 1/(4N)",
     tier="seconds",
@@ -85,6 +102,7 @@ claim(
     "P2-c",
     "For visits that all line up, the bound on one step's change grows with the rounds R under DeepNorm "
     "and not under DeepLoop.",
+    kind="identity",
     source="first-order bound",
     published="M R (β/α)² = R/2 and 1/(8K), M = 2KR",
     tier="seconds",
@@ -113,6 +131,7 @@ def skip_is_inverse_branch() -> dict[str, Measured]:
 claim(
     "P2-d",
     "α on the skip, inside the norm, acts like 1/α on the branch.",
+    kind="law of sums",
     source="expansion of RMSNorm(αx + z)",
     published="up to a remainder of order 1/α²",
     tier="seconds",
@@ -139,6 +158,7 @@ claim(
     "P2-e",
     "One gradient step's change stays bounded from p = 1/2 on where visits share their weights, "
     "from p = 1/4 on where they do not: p ≥ (1 + γ)/4.",
+    kind="law of sums",
     source="exponent rule",
     published="γ = 1 tied, 0 untied",
     tier="seconds",
@@ -158,6 +178,7 @@ claim(
     "P2-f",
     "The rule is about steps as large as the gradient: under a sign-like step, as Adam's, tied and untied "
     "visits need the same p.",
+    kind="law of sums",
     source="an assumption of the bound, turned round by us",
     published="not tested there",
     tier="seconds",
@@ -168,6 +189,60 @@ claim(
         for p, expected in (("1/4", 0.5), ("3/8", 0.25), ("1/2", 0.0))
     },
     measure=partial(exponent_rule, True),
+)
+
+
+def without_reuse() -> dict[str, Measured]:
+    """DeepLoop's multipliers over DeepNorm's at R = 1, for the most layers."""
+    rows = [shaped(rule, 24, 1).row for rule in ("deeploop", "deepnorm")]
+    return {
+        "skip, DeepLoop over DeepNorm": exactly(rows[0].skip / rows[1].skip),
+        "init gain, DeepLoop over DeepNorm": exactly(rows[0].init_gain / rows[1].init_gain),
+    }
+
+
+claim(
+    "P2-deepnorm",
+    "Without reuse, at R = 1, DeepLoop is DeepNorm.",
+    kind="identity",
+    source="said of the exponent rule",
+    published="no reuse recovers DeepNorm",
+    tier="seconds",
+    scale="rows of RULES, 24 layers",
+    band={"skip, DeepLoop over DeepNorm": ONE, "init gain, DeepLoop over DeepNorm": ONE},
+    measure=without_reuse,
+    note="The exponents are 1/2 and 1/4 at every R. What the two share at R = 1 is the criterion, see P2-c.",
+)
+
+
+def memory_of_a_loop() -> dict[str, Measured]:
+    """What 2 blocks in 3 loops hold, over 6 blocks: weights, what autograd saves of a batch, keys and values."""
+    held = []
+    for L, N in ((2, 3), (6, 1)):
+        model, tokens = probes.fresh(shaped("none", L, N, SMALL), 0, (4, SMALL.block_size + 1))
+        weights = sum(weight.numel() for block in model.blocks for weight in block.parameters())
+        saved = probes.batch_bytes(model, tokens[:, :-1], tokens[:, 1:])
+        held.append((weights, saved, KVCache(model.config, N, 1, model.wte.weight).store.numel()))
+    names = "weights of the blocks", "saved for the backward pass", "keys and values"
+    return {f"{name}, 2 x 3 over 6 x 1": exactly(a / b) for name, a, b in zip(names, *held, strict=True)}
+
+
+claim(
+    "P2-memory",
+    "Looping saves memory, in training and in use.",
+    kind="first steps",
+    source="advantages of looping",
+    published="no number",
+    tier="seconds",
+    scale="2 blocks in 3 loops beside 6 blocks, d = 64",
+    band={
+        "weights of the blocks, 2 x 3 over 6 x 1": Band(0, 0.5),
+        "saved for the backward pass, 2 x 3 over 6 x 1": Band(0, 0.9, null=(0.95, 1.05)),
+        "keys and values, 2 x 3 over 6 x 1": Band(0, 0.9, null=(0.95, 1.05)),
+    },
+    measure=memory_of_a_loop,
+    note="The weights alone become fewer, with their gradients and the optimizer's moments. What a visit leaves for "
+    "the backward pass, and the keys and values that it keeps, it leaves whether its weights are shared or not.",
 )
 
 
@@ -194,6 +269,7 @@ ONE_TO_ROUNDING = Band(1 - 1e-12, 1 + 1e-12)
 claim(
     "P2-g",
     "The alignment κ_R is about 1 for visits that have nothing in common, and R for visits that agree.",
+    kind="law of sums",
     source="definition of κ_R",
     published="between 0 and R; not measured there",
     tier="seconds",
@@ -233,18 +309,21 @@ PUBLISHED_SMALL_AND_MEDIUM = "12 and 24 layers, FineWeb-Edu, 100,000 steps"
 claim(
     "P2-h",
     "Without reuse, DeepLoop costs nothing: at R = 1 it is level with pre-norm.",
+    kind="training",
     source="table of validation losses",
     published="+0.0004 and +0.0011 nats, " + PUBLISHED_SMALL_AND_MEDIUM,
     tier="minutes",
     scale=COMPARED,
     band={"DeepLoop less pre-norm at R = 1, nats": Band(-0.02, 0.02)},
     measure=partial(compared_loss, {"DeepLoop less pre-norm at R = 1, nats": (("deeploop", 1), ("none", 1))}),
+    recorded=[COMPARISON],
     note="The band is wider than the published difference by an order: two short runs cannot see a thousandth.",
 )
 
 claim(
     "P2-i",
     "With reuse, DeepLoop ends at a lower loss than the looped pre-norm model.",
+    kind="training",
     source="table of validation losses",
     published="0.0153 to 0.0278 nats at R = 3, 5, 7, " + PUBLISHED_SMALL_AND_MEDIUM,
     tier="minutes",
@@ -253,12 +332,14 @@ claim(
     measure=partial(
         compared_loss, {f"pre-norm less DeepLoop at R = {R}, nats": (("none", R), ("deeploop", R)) for R in (3, 8)}
     ),
+    recorded=[COMPARISON],
     note="The baseline is an unscaled pre-norm loop, not a looped DeepNorm.",
 )
 
 claim(
     "P2-j",
     "More rounds lower the loss, with DeepLoop and without.",
+    kind="training",
     source="table of validation losses",
     published="small: 2.863 to 2.770 and 2.751 from R = 1 to 7",
     tier="minutes",
@@ -274,6 +355,7 @@ claim(
             "DeepLoop, R = 1 less R = 8, nats": (("deeploop", 1), ("deeploop", 8)),
         },
     ),
+    recorded=[COMPARISON],
     note="Where it lies without an effect was written down after the result of two of the three seeds, which "
     "happened to agree that the pre-norm model is 0.002 nats worse at R = 8.",
 )
@@ -281,6 +363,7 @@ claim(
 claim(
     "P2-k",
     "The gain carries over to downstream tasks.",
+    kind="training",
     source="table of 8 tasks",
     published="medium, no examples, R = 7: 52.95 against 53.88; not in every cell",
     tier="gpu",
@@ -289,6 +372,7 @@ claim(
 claim(
     "P2-l",
     "On ARC-AGI-1 a hierarchical reasoning model gains.",
+    kind="training",
     source="table of ARC-AGI-1",
     published="31.50 against 35.50 with one vote, 50.75 against 51.50 with 1,000",
     tier="gpu",
@@ -297,6 +381,7 @@ claim(
 claim(
     "P2-m",
     "The larger the exponent, the more seeds train.",
+    kind="training",
     source="exponent sweep, R = 3",
     published="0 of 5 at p = 0.30, 3 of 5 at 0.50, all from 0.55 on",
     tier="gpu",

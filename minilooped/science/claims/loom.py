@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...model import EMA, LoopedConfig, LoopedGPT, Memory, Router
+from ...model import EMA, LoopedConfig, LoopedGPT, Memory, Router, evaluating
 from .. import ablation, probes
 from ..records import RESULTS
 from .claim import (
@@ -44,6 +44,7 @@ def gamma() -> dict[str, Measured]:
 claim(
     "P3-gamma",
     "The residual scale is γ = λ/(H√M), λ = 1/2: the law of P1-theorem3 without a reference depth.",
+    kind="identity",
     source="residual scaling",
     published="0.01757 for M = 10 blocks in H = 9 loops",
     tier="seconds",
@@ -68,6 +69,7 @@ def reinjection() -> dict[str, Measured]:
 claim(
     "P3-injection",
     "Re-injection fades: g_t = λ/(t√M) from the second loop on, nothing before the first.",
+    kind="identity",
     source="re-injection",
     published="M = 10: 0.0791, 0.0176, 0.0132 at t = 2, 9, 12",
     tier="seconds",
@@ -104,6 +106,7 @@ claim(
     "P3-residual",
     "The looping residual is an average whose weights sum to 1, so that a constant attention output "
     "counts exactly twice, for every β.",
+    kind="identity",
     source="looping residual",
     published="weights β^(m − j) (1 − β)/(1 − β^m)",
     tier="seconds",
@@ -115,6 +118,32 @@ claim(
 
 # A few numbers small enough to see, with every part of LOOM.
 LOOM = ablation.assembled(ablation.PARTS, replace(NAIVE, n_layer=2, n_loop=9, tie_embeddings=False))
+
+
+def input_kept() -> dict[str, Measured]:
+    """Cosine of the stream behind the ninth loop with the embedding, token by token, without re-injection."""
+    found = []
+    for seed in range(8):
+        model, idx = probes.fresh(replace(LOOM, reinject=False, loop_end_norm=False), seed, (2, LOOM.block_size))
+        with evaluating(model), torch.no_grad():
+            start, end = model.embed(idx), model(idx, return_states=True)[2][-1]
+        found.append(torch.cosine_similarity(start, end, dim=-1).mean())
+    return {"cosine with the embedding after 9 loops": over_seeds(torch.stack(found))}
+
+
+claim(
+    "P3-forgets",
+    "Without re-injection the input fades from the stream over nine loops.",
+    kind="first steps",
+    source="motive of re-injection, second-hand",
+    published="no number known",
+    tier="seconds",
+    scale="every part of LOOM but re-injection and the closing norm, 2 blocks in 9 loops, " + SMALL_MODEL,
+    band={"cosine with the embedding after 9 loops": Band(-1, 0.5, null=(0.9, 1))},
+    measure=input_kept,
+    note="Before training all increments together are shorter than the embedding. What a trained model keeps is "
+    "another question.",
+)
 
 
 def routers_at_init() -> dict[str, Measured]:
@@ -134,6 +163,7 @@ def routers_at_init() -> dict[str, Measured]:
 claim(
     "P3-routers",
     "The routers of all loops start as copies: at first every loop decides alike.",
+    kind="identity",
     source="per-loop routers",
     published="copies of the first",
     tier="seconds",
@@ -172,6 +202,7 @@ def segments_are_backprop() -> dict[str, Measured]:
 claim(
     "P3-segments",
     "Segmented backprop with one segment is ordinary backprop, bit for bit.",
+    kind="identity",
     source="segmented backprop",
     published="an identity",
     tier="seconds",
@@ -198,6 +229,7 @@ def cuts() -> dict[str, Measured]:
 claim(
     "P3-cut",
     "With 3 loops in a segment 9 loops make 3 losses, and no gradient crosses a cut.",
+    kind="identity",
     source="segmented backprop",
     published="ceil(H/K) updates a batch",
     tier="seconds",
@@ -233,6 +265,7 @@ claim(
     "P3-a",
     "Unscaled, the activation variance of a looped mixture of experts explodes with the loops; γ "
     "stops it, and so does a norm that closes each loop.",
+    kind="first steps",
     source="figure 3, second-hand",
     published="above 1000 to above 2500 at H = 6, 9, 12",
     tier="seconds",
@@ -257,6 +290,7 @@ def blow_up_past_1000() -> dict[str, Measured]:
 claim(
     "P3-a-1000",
     "The unscaled variance is above 1000 from 6 loops on.",
+    kind="first steps",
     source="figure 3, second-hand",
     published="above 1000 at H = 6, above 2500 at H = 12",
     tier="seconds",
@@ -284,12 +318,14 @@ def unrecovered() -> dict[str, Measured]:
 claim(
     "P3-a-spikes",
     "From 6 loops on an unscaled model does not recover from its loss spikes.",
+    kind="training",
     source="figure 3, second-hand",
     published="perplexity above 1000",
     tier="minutes",
     scale=ABLATED + "every run without γ, whatever its learning rate",
     band={"loss at the end above its lowest, largest, nats": Band(1, null=(0, 1))},
     measure=unrecovered,
+    recorded=[ABLATION],
     note="Gradients are clipped at 1, as published too. The null was 0 to 0.2 before the runs; it was widened "
     "after them, since a quarter of a nat at the worst learning rate of any is no such spike.",
 )
@@ -325,6 +361,7 @@ def same_experts() -> dict[str, Measured]:
 claim(
     "P3-b",
     "With a shared router all loops use the same experts; a router for each loop changes that, and spreads the load.",
+    kind="training",
     source="figure 4, left, second-hand",
     published="cosine of loads above 0.98 at H = 9",
     tier="minutes",
@@ -337,6 +374,7 @@ claim(
         "spread of the load, copied over shared": Band(1.5, null=(0, 1.2)),
     },
     measure=same_experts,
+    recorded=[CHOICES],
     note="The chance level of the overlap is 0.25. See P3-b-chance for that of the cosine.",
 )
 
@@ -350,12 +388,14 @@ def loss_of_own_routers() -> dict[str, Measured]:
 claim(
     "P3-b-loss",
     "A router for each loop ends at a lower loss than one for all.",
+    kind="training",
     source="asked by us",
     published="no number known",
     tier="minutes",
     scale=CHOSEN,
     band={"shared less copied, nats": Band(0)},
     measure=loss_of_own_routers,
+    recorded=[CHOICES],
     note="With 32 experts and independent routers the loss is lower in all six seeds, by 0.015 to 0.037 nats.",
 )
 
@@ -373,12 +413,14 @@ claim(
     "P3-b-swap",
     "With another loop's router, once copies have come apart, a loop loses at least half of what it "
     "loses with a random router.",
+    kind="training",
     source="asked by us",
     published="no number known",
     tier="minutes",
     scale=CHOSEN,
     band={"cost of another loop's router, over that of a random one": Band(0.5, null=(-0.1, 0.1))},
     measure=specialised,
+    recorded=[CHOICES],
     note="This shows that a loop relies on its own router, by a few thousandths of a nat, not that the router has "
     "learned what its loop is for. When swapped, independent routers (32 experts, six seeds, chapter 7) cost 0.75 "
     "of a random one, and 0.83 if never trained. Copies have no such control: untrained, they stay alike. All "
@@ -409,6 +451,7 @@ claim(
     "P3-b-chance",
     "A cosine of loads near 1 is no sign of it: independent random routers have that too, and their "
     "choices overlap by chance only.",
+    kind="law of sums",
     source="figure 4, left, turned round by us",
     published="no chance level given",
     tier="seconds",

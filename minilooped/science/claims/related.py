@@ -31,6 +31,7 @@ def rule_identities() -> dict[str, Measured]:
 claim(
     "R-identities",
     "At one loop the factored rule is Depth-μP, and the rules of the loop count change nothing.",
+    kind="identity",
     source="Depth-μP, arXiv 2310.02244",
     published="identities",
     tier="seconds",
@@ -60,6 +61,7 @@ DIALLED = "recorded (chapter 11): 2 blocks trained with 4 loops, d = 64, 120 ste
 claim(
     "R-untrained-loops",
     "Loops beyond those of training make the loss worse, drawn in training or not.",
+    kind="training",
     source="asked by us",
     published="public logs: more loops at test time rarely help",
     tier="minutes",
@@ -70,6 +72,7 @@ claim(
         for way in ("drawn 1 to 4", "fixed 4")
     },
     measure=untrained_loops,
+    recorded=[LOOPS],
     note="Seed 1 of two arms had been seen when the band was set. The third seed of `none` was added when two were "
     "known.",
 )
@@ -87,6 +90,7 @@ def drawn_loops() -> dict[str, Measured]:
 claim(
     "R-drawn-loops",
     "Loop counts drawn in training make few loops good, at little cost at the full count.",
+    kind="training",
     source="asked by us; drawn loops: recurrent depth, arXiv 2502.05171",
     published="no such number",
     tier="minutes",
@@ -96,6 +100,7 @@ claim(
         "drawn less fixed at loop 4, nats": Band(-0.05, 0.05),
     },
     measure=drawn_loops,
+    recorded=[LOOPS],
     note="Seed 1 had been seen when the bands were set. Drawn steps do five eighths of the work.",
 )
 
@@ -112,6 +117,7 @@ def equal_work() -> dict[str, Measured]:
 claim(
     "R-equal-work",
     "At equal work two blocks in loops end below the same two blocks with more steps.",
+    kind="training",
     source="P3-h, asked of a small dense model",
     published="perplexity 18.36 to 16.54 at 700M, second-hand",
     tier="minutes",
@@ -119,6 +125,7 @@ claim(
     "learning rate",
     band={f"2 x 1 less {size}, nats": Band(0, null=(-0.01, 0)) for size in ("2 x 2", "2 x 4")},
     measure=equal_work,
+    recorded=[LOOPS],
 )
 
 
@@ -140,6 +147,7 @@ def loops_for_layers() -> dict[str, Measured]:
 claim(
     "R-p-hop",
     "On p-hop a few blocks in loops do what only as many blocks as visits do otherwise.",
+    kind="training",
     source="Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand",
     published="k blocks in L loops nearly match kL blocks",
     tier="minutes",
@@ -150,6 +158,7 @@ claim(
         "6 x 1 less 2 x 3": Band(-1, 0.05),
     },
     measure=loops_for_layers,
+    recorded=[HOPS],
     note="One learning rate for all. Seed 1 of the first pair had been seen before the bands, and seeds 1 and 2 of "
     "all before seed 3 was added.",
 )
@@ -167,6 +176,7 @@ def longer_loops_for_layers() -> dict[str, Measured]:
 claim(
     "R-p-hop-long",
     "The same, given three times the steps.",
+    kind="training",
     source="Reasoning with Latent Thoughts, arXiv 2502.17416, second-hand",
     published="k blocks in L loops nearly match kL blocks",
     tier="minutes",
@@ -176,6 +186,7 @@ claim(
         "6 x 1, 600 steps, less 2 x 3, 1800 steps": Band(-1, 0.05),
     },
     measure=longer_loops_for_layers,
+    recorded=[LONGER_HOPS],
     note="Added after R-p-hop, whose looped runs were still rising at 600 steps. Seed 3 was added when two were known.",
 )
 
@@ -198,6 +209,7 @@ def layernorm_scaling() -> dict[str, Measured]:
 claim(
     "R-layernorm-scaling",
     "LayerNorm Scaling tames untied depth, not loops: tied, the stream still grows like √N.",
+    kind="first steps",
     source="LayerNorm Scaling, arXiv 2502.05795, turned round by us",
     published="made for untied layers",
     tier="seconds",
