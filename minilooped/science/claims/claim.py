@@ -129,7 +129,7 @@ def at_most(claim: Claim, measured: Mapping[str, Measured]) -> str:
         if judged(value, band, claim.expected.get(name)) == "absent here":
             above = band.high == math.inf or value.value < band.low  # the band lies above the interval
             words, end = ("at most", value.high) if above else ("at least", value.low)
-            return f"{words} {end:.2g}" if abs(end) < 100 else f"{words} {end:.0f}"
+            return f"{words} {end:.3g}" if abs(end) < 100 else f"{words} {end:.0f}"
     return ""
 
 
