@@ -195,6 +195,8 @@ def test_an_answer_may_lie_on_another_device(checker, printed):
         (lambda d: -torch.eye(d), "A1"),
         (pairs([[0.0, -1.0], [1.0, 0.0]]), "A1"),
         (lambda d: pairs([[-1.0, 1.0], [1.0, -1.0]])(d) / 2**0.5, "A3"),
+        (lambda d: torch.full((d, d), 1 / d) - torch.eye(d), "A1"),  # from half of the starts the stream dies out, ...
+        (lambda d: torch.full((d, d), 1 / d) - torch.eye(d), "A3"),  # ... and from the other half W no longer sees it
         (lambda d: -torch.diag(torch.arange(d) % 2 * 2**0.5), "A3"),
         (all_into_the_first, "A3"),  # its gain falls slowly, like N^-1/2
         (lambda d: all_into_the_first(d).T, "A3"),  # from some starts nothing moves at all

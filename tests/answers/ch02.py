@@ -34,9 +34,17 @@ def gaussian(d):
     return torch.randn(d, d, generator=torch.Generator().manual_seed(3)) / d**0.5
 
 
+def visit_by_visit(N, eps, s, q, R_0, normed):
+    square = R_0**2
+    for _ in range(N):
+        square += (eps * s) ** 2 * q * (1.0 if normed else square)
+    return square
+
+
 RIGHT = {
     checks.start_and_sum: start_and_products,
     checks.squared_length: lambda N, cosine: float(N * (1 - cosine) + N**2 * cosine),
+    checks.mean_square: visit_by_visit,
     checks.bounded_alpha: first_flat,
     checks.break_the_theorem: lambda d: (-(gaussian(d) @ gaussian(d).T) / 2**0.5, "A1"),
 }
@@ -69,6 +77,26 @@ WRONG = {
         "diagonal twice": (lambda N, cosine: N + cosine * N**2, "at N=1, cosine=0.5: 1.5 is not right"),
         "always straight": (lambda N, cosine: N**2, "at N=64, cosine=0.0: .* off by"),
     },
+    checks.mean_square: {
+        "the root": (lambda *a: visit_by_visit(*a) ** 0.5, "with normed=True: this is R_N"),
+        "always normed": (lambda *a: visit_by_visit(*a[:5], True), "with normed=False: .* for normed=True"),
+        "eps not squared": (lambda N, e, *a: visit_by_visit(N, e**0.5, *a), "eps multiplies each increment"),
+        "s not squared": (lambda N, e, s, *a: visit_by_visit(N, e, s**0.5, *a), "their variance has s squared"),
+        "no share": (lambda N, e, s, q, *a: visit_by_visit(N, e, s, 1.0, *a), r"is missing \(line 4\)"),
+        "tied": (
+            lambda N, e, s, q, R, normed: R**2 + e**2 * s**2 * q * N**2 if normed else visit_by_visit(N, e, s, q, R, 0),
+            r"only the diagonal is left \(line 2\)",
+        ),
+        "start not squared": (
+            lambda N, e, s, q, R, normed: visit_by_visit(N, e, s, q, R, normed) - R**2 + R,
+            "R_0 must be squared",
+        ),
+        "no start": (
+            lambda N, e, s, q, R, normed: visit_by_visit(N, e, s, q, R, normed) - R**2,
+            "the start is missing",
+        ),
+        "plus one": (lambda *a: visit_by_visit(*a) + 1, "off by"),
+    },
     checks.bounded_alpha: {
         "of the loop": (lambda final_norm: 1.0, "for a matrix for each visit: .* a smaller alpha is right"),
         "of the stack": (lambda final_norm: 0.5, "for one matrix: .* R is .* after 8 .* a larger alpha is right"),
@@ -85,11 +113,14 @@ WRONG = {
         "not a number": (lambda d: (torch.full((d, d), math.nan), "A1"), "is nan; "),
         "Gaussian": (lambda d: (gaussian(d), "A3"), r"still grows like N\^(1.9|2)"),
         "identity": (lambda d: (torch.eye(d), "A2"), r"still grows like N\^"),
-        "the wrong one": (lambda d: (-torch.eye(d), "A3"), "A3 holds: .* the gain of W on the summed inputs is 1"),
-        "never this one": (lambda d: (-torch.eye(d), "A2"), "A2 holds: .* mean square activation is 0.0"),
+        "the wrong one": (
+            lambda d: (-torch.eye(d), "A3"),
+            "A3 holds from 8 of 8 .* the gain of W on the summed inputs is 1",
+        ),
+        "never this one": (lambda d: (-torch.eye(d), "A2"), "A2 holds from 8 of 8 .* mean square activation is 0.0"),
         "mass that stays": (
             lambda d: (pairs([[-1.0, 1.0], [1.0, -1.0]])(d) / 2**0.5, "A1"),
-            "A1 holds: .* mean activation is 0.3",
+            "A1 holds from 8 of 8 .* mean activation is 0.2",
         ),
         "no assumption": (lambda d: -torch.eye(d), "expected a matrix and one of"),
         "a fourth assumption": (lambda d: (-torch.eye(d), "A4"), "expected a matrix and one of"),

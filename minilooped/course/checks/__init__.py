@@ -10,6 +10,7 @@ from .ch01_looped_gpt import tied_gradient as tied_gradient
 from .ch01_looped_gpt import universal_transformer as universal_transformer
 from .ch02_random_walk import bounded_alpha as bounded_alpha
 from .ch02_random_walk import break_the_theorem as break_the_theorem
+from .ch02_random_walk import mean_square as mean_square
 from .ch02_random_walk import squared_length as squared_length
 from .ch02_random_walk import start_and_sum as start_and_sum
 from .ch03_norm_growth import hide_the_growth as hide_the_growth

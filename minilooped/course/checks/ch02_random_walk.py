@@ -36,6 +36,36 @@ def squared_length(answer: Callable[[int, float], float]) -> None:
     passed(name)
 
 
+@exercise
+def mean_square(answer: Callable[[int, float, float, float, float, bool], float]) -> None:
+    """Exercise: E[R_N^2] of untied layers, with a norm in front of the branch and without."""
+    name = "mean_square"
+    for N, eps, s, q, R_0 in ((64, 0.25, 1.0, 0.5, 1.0), (10, 0.5, 2.0, 0.75, 3.0)):
+        share = eps**2 * s**2 * q
+        normed, raw = R_0**2 + N * share, R_0**2 * (1 + share) ** N
+        for case, expected, other in ((True, normed, raw), (False, raw, normed)):
+            mistakes = {
+                "this is R_N. Return its square": expected**0.5,
+                f"this is the answer for normed={not case}": other,
+                "eps multiplies each increment, so that its square multiplies the squared length": (
+                    R_0**2 + N * share / eps if case else R_0**2 * (1 + share / eps) ** N
+                ),
+                "s is the deviation of the entries: their variance has s squared": (
+                    R_0**2 + N * share / s if case else R_0**2 * (1 + share / s) ** N
+                ),
+                "the share q that the branch keeps is missing (line 4)": (
+                    R_0**2 + N * share / q if case else R_0**2 * (1 + share / q) ** N
+                ),
+                "this counts all N squared products. Untied, only the diagonal is left (line 2)": R_0**2 + N**2 * share,
+                "R_0 must be squared": expected - R_0**2 + R_0,
+                "the start is missing: R_0 squared": expected - R_0**2,
+            }
+            got = answer(N, eps, s, q, R_0, case)
+            if not compare(f"{name} with normed={case}", got, expected, mistakes=mistakes):
+                return
+    passed(name)
+
+
 def _final_norms(tied: bool) -> Callable[[int, float], float]:
     """R after N visits with eps = N^-alpha: of one matrix, or of a new one in each visit."""
 
@@ -90,16 +120,19 @@ def break_the_theorem(answer: Callable[[int], tuple[Tensor, str]]) -> None:
     if slope > 1.5:
         raise AssertionError(f"{name}: the squared sum still grows like N^{slope:.2f}; get it below N^1.5")
     last = runs[-1]
-    measured = {
-        "A1": last.u.mean().item(),
-        "A2": last.u.square().mean().item(),
-        "A3": (last.r.sum(1).norm(dim=-1) / last.u.sum(1).norm(dim=-1)).mean().item(),
+    measured = {  # a value for each seed, (S,)
+        "A1": last.u.mean((1, 2)),
+        "A2": last.u.square().mean((1, 2)),
+        "A3": last.r.sum(1).norm(dim=-1) / last.u.sum(1).norm(dim=-1),
     }
     # A Gaussian W has a gain of about 1 - 1/sqrt(2) or more on any x >= 0; one that falls like N^-1/2 is below by now.
     violated = {"A1": measured["A1"] < 0.1, "A2": measured["A2"] > 5, "A3": measured["A3"] < 1 - 0.5**0.5}
-    if not violated[assumption]:
+    holds = int((~violated[assumption]).sum())  # in so many seeds: which assumption fails may depend on the start
+    if holds > len(h0) / 2:
         what = {"A1": "mean activation", "A2": "mean square activation", "A3": "gain of W on the summed inputs"}
+        values = measured[assumption]
         raise AssertionError(
-            f"{name}: {assumption} holds: over {depths[-1]} visits the {what[assumption]} is {measured[assumption]:.3g}"
+            f"{name}: {assumption} holds from {holds} of {len(h0)} starts: over {depths[-1]} visits the "
+            f"{what[assumption]} is {values.min():.3g} to {values.max():.3g}"
         )
     passed(name)
