@@ -1,7 +1,7 @@
-"""The README's picture: python benchmarks/growth.py
+"""The README's pictures: python benchmarks/growth.py
 
 Untrained models, 4 blocks of width 128 in a loop: the RMS of the residual stream against the number of loops, for four
-scaling rules. Writes data/results/norm_growth.png and the numbers beside it.
+scaling rules. Writes data/results/norm_growth.png and the numbers beside it, and the drawing of a loop, the_loop.svg.
 """
 
 from dataclasses import asdict
@@ -25,6 +25,7 @@ def measure() -> dict[str, Any]:
     ax = plots.norm_growth(N_LOOPS, growth)
     ax.set_title("4 blocks in a loop, untrained: tied updates add up like N")
     plots.save(ax, RESULTS / "norm_growth.png")
+    plots.save(plots.the_loop(), RESULTS / "the_loop.svg")
     for rule, values in growth.items():
         print(f"{rule:10}", *(f"{value:8.2f}" for value in values))
     return dict(n_loops=N_LOOPS, rms=growth)

@@ -1,5 +1,6 @@
 """Arrays in, matplotlib Axes out: the figures of the course."""
 
+from .drawings import the_loop as the_loop
 from .experts import choices_by_inputs as choices_by_inputs
 from .experts import dispatch as dispatch
 from .experts import expert_colours as expert_colours

@@ -86,8 +86,12 @@ def mean_and_range(ax: Axes, x: ArrayLike, values: ArrayLike, *, alpha: float, *
 
 
 def save(ax: Axes, path: Path | BytesIO) -> None:
-    """Write the figure as a PNG."""
-    cast(Figure, ax.figure).savefig(path, format="png", dpi=STYLE["figure.dpi"])
+    """Write the figure as a PNG, or as an SVG where the path ends so."""
+    if isinstance(path, Path) and path.suffix == ".svg":
+        with matplotlib.rc_context({"svg.hashsalt": "minilooped"}):  # so that a second time gives the same file
+            cast(Figure, ax.figure).savefig(path, format="svg", metadata={"Date": None})
+    else:
+        cast(Figure, ax.figure).savefig(path, format="png", dpi=STYLE["figure.dpi"])
 
 
 @dataclass(frozen=True)
