@@ -6,19 +6,48 @@ with no notebook named, all chapters are run and data/results/chapters.json is w
 """
 
 import json
+import math
 import os
 import sys
+import time
 from pathlib import Path
+from queue import Empty
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import nbformat
+from jupyter_client.asynchronous import AsyncKernelClient
+from jupyter_client.channels import AsyncZMQSocketChannel
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from traitlets import Type
 
 from minilooped.science.provenance import RESULTS, provenance
 
 HERE = Path(__file__).parent
 TIMES = RESULTS / "chapters.json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class WakefulChannel(AsyncZMQSocketChannel):
+    """Looks every second: now and then zmq's asyncio does not wake up for a reply that is there."""
+
+    async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:
+        ends = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return await super().get_msg(timeout=max(0.0, min(1.0, ends - time.monotonic())))
+            except Empty:
+                if time.monotonic() >= ends:
+                    raise
+
+
+class WakefulClient(AsyncKernelClient):
+    shell_channel_class = Type(WakefulChannel)
+
+
+class WakefulManager(AsyncKernelManager):
+    client_factory = Type(WakefulClient)
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
@@ -44,7 +73,12 @@ def refresh(path: Path) -> dict[str, float]:
     # Beside the notebooks' folder, where "../data" is the same place and no earlier run is found, nor this one left.
     with TemporaryDirectory(dir=path.resolve().parents[1]) as folder:
         # What a cell prints arrives in pieces cut by the clock: coalesce them, or every run would store other ones.
-        options = dict(timeout=300, coalesce_streams=True, resources={"metadata": {"path": folder}})
+        options = dict(
+            timeout=300,
+            coalesce_streams=True,
+            kernel_manager_class=WakefulManager,
+            resources={"metadata": {"path": folder}},
+        )
         NotebookClient(notebook, **options).execute()
     ended = os.times()
     clean(notebook)
@@ -63,6 +97,8 @@ def refresh(path: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     named = [Path(name) for name in sys.argv[1:]]
+    if missing := [str(path) for path in named if not path.is_file()]:
+        sys.exit(f"no notebook {', '.join(missing)}: give paths, such as notebooks/00_start_here.ipynb")
     head = provenance("python notebooks/refresh.py") | {"threads": "what each chapter sets"}
     took = {path.stem: refresh(path) for path in named or sorted(HERE.glob("[0-9]*.ipynb"))}
     if not named:
