@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minilooped.engine.state import load_optimizer
-from minilooped.model import LoopedGPT
+from minilooped.model import Experts, LoopedGPT
 from minilooped.tools.plan import any_expert_linear
 
 SHORT = dict(block_size=5, n_loop=2)
@@ -28,7 +28,7 @@ FAMILIES = {
 @pytest.fixture(params=FAMILIES)
 def model(request, monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # knows no such device
-    monkeypatch.setattr("minilooped.model.grouped_linear", any_expert_linear)  # the sizes of the groups are data
+    monkeypatch.setattr(Experts, "product", staticmethod(any_expert_linear))  # the sizes of the groups are data
     model = LoopedGPT(FAMILIES[request.param]).to("meta")
     with FakeTensorMode(allow_non_fake_inputs=True):  # the parameters, moved before, as fake tensors refuse to be
         yield model

@@ -186,3 +186,33 @@ def test_what_cannot_be_is_named(arguments, said, capsys):
 def test_a_peak_that_is_given_beats_the_table(capsys):
     assert main(["plan", "--preset", "shakespeare", "--gpu", "abacus", "--peak-tflops", "0.001"]) == 0
     assert "hours on abacus, if it spends 40% of its 0.001 TFLOP/s" in capsys.readouterr().out
+
+
+def test_a_micro_batch_that_no_device_holds_is_refused_at_once():
+    small = LoopedConfig(vocab_size=63, block_size=64, n_layer=1, n_head=2, n_embd=16)
+    with pytest.raises(
+        ValueError, match="batch_size=1000000000 windows of 64 are 64,000,000,000 tokens in one micro-batch"
+    ):
+        plan(small, TrainConfig(batch_size=10**9))
+
+
+def test_the_package_patches_nothing():
+    for path in Path(planning.__file__).parents[1].rglob("*.py"):
+        assert "unittest.mock" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("{}", "counts.json: runs is missing"),
+        ('{"runs": [{"preset": "a"}]}', r"runs\[0\].batch_size is missing"),
+        ("[", "JSON"),
+    ],
+)
+def test_counts_that_are_no_record_are_named(tmp_path, content, named):
+    path = tmp_path / "counts.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=named):
+        load_counts(path)
+    with pytest.raises(FileNotFoundError, match="absent.json is missing"):
+        load_counts(tmp_path / "absent.json")

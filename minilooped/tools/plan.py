@@ -10,13 +10,11 @@ The memory is not computed from a formula that could fall out of step with the m
 tensors, which have a shape and a type and no data, and what is alive is counted. It takes seconds for any size.
 """
 
-import json
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +24,12 @@ from torch.utils._pytree import tree_iter
 
 from ..data import load_corpus
 from ..engine.machine import PEAK_TFLOPS, peak_tflops
-from ..model import LoopedConfig, LoopedGPT
+from ..files import Need, read_json
+from ..model import Experts, LoopedConfig, LoopedGPT
 from ..train import TrainConfig, micro_batches_of_peak
 
 EXAMPLES = ("L4", "RTX 4090", "A100", "H100")  # where no GPU is named
+MOST_TOKENS = 2**21  # in a micro-batch: more than the memory of any device holds of a model worth planning
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "passing")
 
 
@@ -109,11 +109,17 @@ Counts = dict[tuple[str, int, bool, int | None], tuple[Memory, ...]]
 
 
 def load_counts(path: Path) -> Counts:
-    """What benchmarks/memory.py counted."""
+    """What benchmarks/memory.py counted.
+
+    ``FileNotFoundError`` if there is no such file, ``ValueError`` that names file and field if it is no such record.
+    """
+    parts = [field.name for field in fields(Memory)]
+    row: dict[str, Need] = dict(preset=str, batch_size=int, recompute_loops=bool, loss_chunk=int | None, n_loop=int)
+    content = read_json(path, {"runs": [row | dict.fromkeys(parts, int)]}, "restore it, or record it anew")
     counts: Counts = {}
-    for row in sorted(json.loads(path.read_text(encoding="utf-8"))["runs"], key=lambda row: row["n_loop"]):
-        setting = tuple(row[name] for name in ("preset", "batch_size", "recompute_loops", "loss_chunk"))
-        counts[setting] = (*counts.get(setting, ()), Memory(*(row[field.name] for field in fields(Memory))))
+    for run in sorted(content["runs"], key=lambda run: run["n_loop"]):
+        setting = (run["preset"], run["batch_size"], run["recompute_loops"], run.get("loss_chunk"))
+        counts[setting] = (*counts.get(setting, ()), Memory(*(run[name] for name in parts)))
     return counts
 
 
@@ -126,10 +132,12 @@ def any_expert_linear(x: Tensor, weight: Tensor, load: Tensor) -> Tensor:
 
 def _simulated(c: LoopedConfig, train_config: TrainConfig, dtype: torch.dtype, grad_accum: int) -> Memory:
     with ExitStack() as inside:
-        inside.enter_context(patch("minilooped.model.grouped_linear", any_expert_linear))
         inside.enter_context(FakeTensorMode())
         live = inside.enter_context(LiveBytes())
         model = LoopedGPT(c)
+        for module in model.modules():
+            if isinstance(module, Experts):
+                module.product = any_expert_linear
         weights = live.now
         optimizer = model.configure_optimizer(
             train_config.lr, train_config.weight_decay, optimizer=train_config.optimizer
@@ -196,6 +204,12 @@ def plan(
         raise ValueError(f"mfu={mfu} must lie in (0, 1]")
     if gpu_memory is not None and not gpu_memory > 0:
         raise ValueError(f"gpu_memory={gpu_memory} must be a number of gigabytes > 0")
+    in_micro_batch = train_config.batch_size * model_config.block_size
+    if in_micro_batch > MOST_TOKENS:  # counting them chunk by chunk would take minutes
+        raise ValueError(
+            f"batch_size={train_config.batch_size} windows of {model_config.block_size} are {in_micro_batch:,} tokens "
+            f"in one micro-batch, and no device holds more than {MOST_TOKENS:,}: lower batch_size and raise grad_accum"
+        )
     corpus = load_corpus(train_config.data, train_config.tokenizer)
     model_config = replace(model_config, vocab_size=corpus.tokenizer.vocab_size)
     peaks = expected_peaks(gpu, train_config.peak_tflops)
