@@ -468,14 +468,16 @@ def main(argv: list[str] | None = None) -> int:
     if asked.command is None:
         parser.print_help()
         return 0
+    status = 1
     try:
         try:
-            return COMMANDS[asked.command](asked.options)
+            status = COMMANDS[asked.command](asked.options)
         finally:
             sys.stdout.flush()  # here a reader that has left can still be caught
+        return status
     except BrokenPipeError:  # as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        return 1
+        return status  # of a command whose work was done when its last words found no reader: 0
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None:  # the system's own words
